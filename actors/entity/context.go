@@ -1,0 +1,62 @@
+package entity
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Context is what a handler knows beside state and message, and how it speaks.
+// It is valid until the handler returns and must not be shared.
+type Context struct {
+	self    Ref
+	source  Ref
+	now     time.Time
+	emitted []Emission
+}
+
+// Emission is an event that a handler wants sent.
+type Emission struct {
+	To    Ref
+	Event proto.Message
+}
+
+// NewContext is for the runtime: a context for one call of a handler. The
+// source is the emitter of the event in hand, or zero for a command.
+func NewContext(self, source Ref, now time.Time) *Context {
+	return &Context{self: self, source: source, now: now}
+}
+
+// Emitted is for the runtime: the events emitted so far, in order.
+func (c *Context) Emitted() []Emission { return c.emitted }
+
+// Self names the entity that handles the message.
+func (c *Context) Self() Ref { return c.self }
+
+// ID is the id of the entity that handles the message.
+func (c *Context) ID() string { return c.self.ID }
+
+// Tenant is the tenant of the entity; everything that it emits stays there.
+func (c *Context) Tenant() string { return c.self.Tenant }
+
+// Source names the emitter of the event in hand. It is zero in a command.
+func (c *Context) Source() Ref { return c.source }
+
+// Time is the leader's wall clock when the message was taken in hand, UTC.
+func (c *Context) Time() time.Time { return c.now }
+
+// Emit sends an event to another entity, or to the entity itself. The event
+// commits together with the state and is applied by its destination once. The
+// message must not be changed afterwards.
+func (c *Context) Emit(to Address, event proto.Message) {
+	c.emitted = append(c.emitted, Emission{To: Ref{Tenant: c.self.Tenant, Kind: to.Kind, ID: to.ID}, Event: event})
+}
+
+// Reject returns the error by which a handler refuses. In a command it is the
+// command's stored outcome. In an event it counts as a failed delivery, which
+// is tried again and at last parks the lane: a refusal by the rules of the
+// domain must instead accept the event and emit a compensation.
+func (c *Context) Reject(code Code, reason, format string, args ...any) error {
+	return &Rejection{Code: code, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
