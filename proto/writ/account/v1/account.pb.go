@@ -29,7 +29,10 @@ type Deposit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	AmountMinor int64                  `protobuf:"varint,1,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
 	// ISO 4217 code, three capital letters, e.g. EUR.
-	Currency      string `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
+	Currency string `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
+	// Free text for people, e.g. an invoice number; at most 4,096 bytes. It goes
+	// with the posting.
+	Reference     string `protobuf:"bytes,3,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -78,11 +81,21 @@ func (x *Deposit) GetCurrency() string {
 	return ""
 }
 
+func (x *Deposit) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
 // Withdraw takes money from an account; overdraft is refused by rule.
 type Withdraw struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	AmountMinor   int64                  `protobuf:"varint,1,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
-	Currency      string                 `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	AmountMinor int64                  `protobuf:"varint,1,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
+	Currency    string                 `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
+	// Free text for people, e.g. an invoice number; at most 4,096 bytes. It goes
+	// with the posting.
+	Reference     string `protobuf:"bytes,3,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -131,14 +144,24 @@ func (x *Withdraw) GetCurrency() string {
 	return ""
 }
 
+func (x *Withdraw) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
 // Transfer debits this account and credits another one of the same tenant.
 // A refused credit comes back and is refunded.
 type Transfer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id of the account to credit.
-	To            string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
-	AmountMinor   int64  `protobuf:"varint,2,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
-	Currency      string `protobuf:"bytes,3,opt,name=currency,proto3" json:"currency,omitempty"`
+	To          string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	AmountMinor int64  `protobuf:"varint,2,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
+	Currency    string `protobuf:"bytes,3,opt,name=currency,proto3" json:"currency,omitempty"`
+	// Free text for people, e.g. an invoice number; at most 4,096 bytes. It goes
+	// with the posting.
+	Reference     string `protobuf:"bytes,4,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -190,6 +213,13 @@ func (x *Transfer) GetAmountMinor() int64 {
 func (x *Transfer) GetCurrency() string {
 	if x != nil {
 		return x.Currency
+	}
+	return ""
+}
+
+func (x *Transfer) GetReference() string {
+	if x != nil {
+		return x.Reference
 	}
 	return ""
 }
@@ -430,7 +460,9 @@ type Posted struct {
 	AmountMinor int64  `protobuf:"varint,1,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
 	Currency    string `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
 	// Day of the posting, UTC, YYYY-MM-DD.
-	Day           string `protobuf:"bytes,3,opt,name=day,proto3" json:"day,omitempty"`
+	Day string `protobuf:"bytes,3,opt,name=day,proto3" json:"day,omitempty"`
+	// The command's reference.
+	Reference     string `protobuf:"bytes,4,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -482,6 +514,13 @@ func (x *Posted) GetCurrency() string {
 func (x *Posted) GetDay() string {
 	if x != nil {
 		return x.Day
+	}
+	return ""
+}
+
+func (x *Posted) GetReference() string {
+	if x != nil {
+		return x.Reference
 	}
 	return ""
 }
@@ -643,17 +682,20 @@ var File_writ_account_v1_account_proto protoreflect.FileDescriptor
 
 const file_writ_account_v1_account_proto_rawDesc = "" +
 	"\n" +
-	"\x1dwrit/account/v1/account.proto\x12\x0fwrit.account.v1\"H\n" +
+	"\x1dwrit/account/v1/account.proto\x12\x0fwrit.account.v1\"f\n" +
 	"\aDeposit\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
-	"\bcurrency\x18\x02 \x01(\tR\bcurrency\"I\n" +
+	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12\x1c\n" +
+	"\treference\x18\x03 \x01(\tR\treference\"g\n" +
 	"\bWithdraw\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
-	"\bcurrency\x18\x02 \x01(\tR\bcurrency\"Y\n" +
+	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12\x1c\n" +
+	"\treference\x18\x03 \x01(\tR\treference\"w\n" +
 	"\bTransfer\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12!\n" +
 	"\famount_minor\x18\x02 \x01(\x03R\vamountMinor\x12\x1a\n" +
-	"\bcurrency\x18\x03 \x01(\tR\bcurrency\"u\n" +
+	"\bcurrency\x18\x03 \x01(\tR\bcurrency\x12\x1c\n" +
+	"\treference\x18\x04 \x01(\tR\treference\"u\n" +
 	"\aBalance\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12+\n" +
@@ -667,11 +709,12 @@ const file_writ_account_v1_account_proto_rawDesc = "" +
 	"\rCreditRefused\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"Y\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"w\n" +
 	"\x06Posted\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12\x10\n" +
-	"\x03day\x18\x03 \x01(\tR\x03day\"F\n" +
+	"\x03day\x18\x03 \x01(\tR\x03day\x12\x1c\n" +
+	"\treference\x18\x04 \x01(\tR\treference\"F\n" +
 	"\x05Total\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bpostings\x18\x02 \x01(\x04R\bpostings\"\xaf\x01\n" +
