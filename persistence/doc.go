@@ -1,0 +1,2 @@
+// Package persistence is one shard's store.
+package persistence
