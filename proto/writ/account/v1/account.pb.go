@@ -231,8 +231,11 @@ type Balance struct {
 	Currency    string                 `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
 	// Transfers whose credit is not confirmed yet.
 	PendingTransfers uint64 `protobuf:"varint,3,opt,name=pending_transfers,json=pendingTransfers,proto3" json:"pending_transfers,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Money of those transfers. It has left the balance and may come back, so the
+	// account keeps room for it.
+	InFlightMinor int64 `protobuf:"varint,4,opt,name=in_flight_minor,json=inFlightMinor,proto3" json:"in_flight_minor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Balance) Reset() {
@@ -282,6 +285,13 @@ func (x *Balance) GetCurrency() string {
 func (x *Balance) GetPendingTransfers() uint64 {
 	if x != nil {
 		return x.PendingTransfers
+	}
+	return 0
+}
+
+func (x *Balance) GetInFlightMinor() int64 {
+	if x != nil {
+		return x.InFlightMinor
 	}
 	return 0
 }
@@ -678,6 +688,52 @@ func (x *Statement) GetByDay() map[string]*DayTotals {
 	return nil
 }
 
+// DayQuery asks a statement for the DayTotals of one day.
+type DayQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// UTC, YYYY-MM-DD.
+	Day           string `protobuf:"bytes,1,opt,name=day,proto3" json:"day,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DayQuery) Reset() {
+	*x = DayQuery{}
+	mi := &file_writ_account_v1_account_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DayQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DayQuery) ProtoMessage() {}
+
+func (x *DayQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_account_v1_account_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DayQuery.ProtoReflect.Descriptor instead.
+func (*DayQuery) Descriptor() ([]byte, []int) {
+	return file_writ_account_v1_account_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *DayQuery) GetDay() string {
+	if x != nil {
+		return x.Day
+	}
+	return ""
+}
+
 var File_writ_account_v1_account_proto protoreflect.FileDescriptor
 
 const file_writ_account_v1_account_proto_rawDesc = "" +
@@ -695,11 +751,12 @@ const file_writ_account_v1_account_proto_rawDesc = "" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12!\n" +
 	"\famount_minor\x18\x02 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bcurrency\x18\x03 \x01(\tR\bcurrency\x12\x1c\n" +
-	"\treference\x18\x04 \x01(\tR\treference\"u\n" +
+	"\treference\x18\x04 \x01(\tR\treference\"\x9d\x01\n" +
 	"\aBalance\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12+\n" +
-	"\x11pending_transfers\x18\x03 \x01(\x04R\x10pendingTransfers\"N\n" +
+	"\x11pending_transfers\x18\x03 \x01(\x04R\x10pendingTransfers\x12&\n" +
+	"\x0fin_flight_minor\x18\x04 \x01(\x03R\rinFlightMinor\"N\n" +
 	"\rCreditOffered\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\"L\n" +
@@ -734,7 +791,9 @@ const file_writ_account_v1_account_proto_rawDesc = "" +
 	"\n" +
 	"ByDayEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
-	"\x05value\x18\x02 \x01(\v2\x1a.writ.account.v1.DayTotalsR\x05value:\x028\x01B&Z$writ/proto/writ/account/v1;accountv1b\x06proto3"
+	"\x05value\x18\x02 \x01(\v2\x1a.writ.account.v1.DayTotalsR\x05value:\x028\x01\"\x1c\n" +
+	"\bDayQuery\x12\x10\n" +
+	"\x03day\x18\x01 \x01(\tR\x03dayB&Z$writ/proto/writ/account/v1;accountv1b\x06proto3"
 
 var (
 	file_writ_account_v1_account_proto_rawDescOnce sync.Once
@@ -748,7 +807,7 @@ func file_writ_account_v1_account_proto_rawDescGZIP() []byte {
 	return file_writ_account_v1_account_proto_rawDescData
 }
 
-var file_writ_account_v1_account_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_writ_account_v1_account_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_writ_account_v1_account_proto_goTypes = []any{
 	(*Deposit)(nil),       // 0: writ.account.v1.Deposit
 	(*Withdraw)(nil),      // 1: writ.account.v1.Withdraw
@@ -761,14 +820,15 @@ var file_writ_account_v1_account_proto_goTypes = []any{
 	(*Total)(nil),         // 8: writ.account.v1.Total
 	(*DayTotals)(nil),     // 9: writ.account.v1.DayTotals
 	(*Statement)(nil),     // 10: writ.account.v1.Statement
-	nil,                   // 11: writ.account.v1.DayTotals.ByCurrencyEntry
-	nil,                   // 12: writ.account.v1.Statement.ByCurrencyEntry
-	nil,                   // 13: writ.account.v1.Statement.ByDayEntry
+	(*DayQuery)(nil),      // 11: writ.account.v1.DayQuery
+	nil,                   // 12: writ.account.v1.DayTotals.ByCurrencyEntry
+	nil,                   // 13: writ.account.v1.Statement.ByCurrencyEntry
+	nil,                   // 14: writ.account.v1.Statement.ByDayEntry
 }
 var file_writ_account_v1_account_proto_depIdxs = []int32{
-	11, // 0: writ.account.v1.DayTotals.by_currency:type_name -> writ.account.v1.DayTotals.ByCurrencyEntry
-	12, // 1: writ.account.v1.Statement.by_currency:type_name -> writ.account.v1.Statement.ByCurrencyEntry
-	13, // 2: writ.account.v1.Statement.by_day:type_name -> writ.account.v1.Statement.ByDayEntry
+	12, // 0: writ.account.v1.DayTotals.by_currency:type_name -> writ.account.v1.DayTotals.ByCurrencyEntry
+	13, // 1: writ.account.v1.Statement.by_currency:type_name -> writ.account.v1.Statement.ByCurrencyEntry
+	14, // 2: writ.account.v1.Statement.by_day:type_name -> writ.account.v1.Statement.ByDayEntry
 	8,  // 3: writ.account.v1.DayTotals.ByCurrencyEntry.value:type_name -> writ.account.v1.Total
 	8,  // 4: writ.account.v1.Statement.ByCurrencyEntry.value:type_name -> writ.account.v1.Total
 	9,  // 5: writ.account.v1.Statement.ByDayEntry.value:type_name -> writ.account.v1.DayTotals
@@ -790,7 +850,7 @@ func file_writ_account_v1_account_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_account_v1_account_proto_rawDesc), len(file_writ_account_v1_account_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
