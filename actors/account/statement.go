@@ -1,0 +1,51 @@
+package account
+
+import (
+	"writ/actors/entity"
+	accountv1 "writ/proto/writ/account/v1"
+)
+
+// Statement defines the kind that adds up all accounts of a tenant: a projection
+// fed by their events. It takes no commands.
+func Statement() *entity.Kind[*accountv1.Statement] {
+	k := entity.NewKind[*accountv1.Statement](StatementKind)
+	entity.On(k, posted)
+	entity.Read(k, day)
+	return k
+}
+
+func posted(_ *entity.Context, s *accountv1.Statement, p *accountv1.Posted) error {
+	if s.ByCurrency == nil {
+		s.ByCurrency = map[string]*accountv1.Total{}
+	}
+	add(s.ByCurrency, p)
+
+	if s.ByDay == nil {
+		s.ByDay = map[string]*accountv1.DayTotals{}
+	}
+	today := s.ByDay[p.GetDay()]
+	if today == nil {
+		today = &accountv1.DayTotals{ByCurrency: map[string]*accountv1.Total{}}
+		s.ByDay[p.GetDay()] = today
+	}
+	add(today.ByCurrency, p)
+	return nil
+}
+
+// day answers with the totals of one day, empty if nothing was posted.
+func day(s *accountv1.Statement, q *accountv1.DayQuery) (*accountv1.DayTotals, error) {
+	if totals := s.GetByDay()[q.GetDay()]; totals != nil {
+		return totals, nil
+	}
+	return &accountv1.DayTotals{}, nil
+}
+
+func add(totals map[string]*accountv1.Total, p *accountv1.Posted) {
+	total := totals[p.GetCurrency()]
+	if total == nil {
+		total = &accountv1.Total{}
+		totals[p.GetCurrency()] = total
+	}
+	total.AmountMinor += p.GetAmountMinor()
+	total.Postings++
+}
