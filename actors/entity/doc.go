@@ -5,17 +5,21 @@
 // A kind is defined from its state message with [NewKind] and the functions
 // [Handle] (commands), [On] (events) and [Read] (queries):
 //
-//	var Counter = entity.NewKind[*pb.Counter]("counter")
+//	func PiggyBank() entity.Definer {
+//		k := entity.NewKind[*accountv1.Balance]("piggybank")
+//		entity.Handle(k, func(c *entity.Context, s *accountv1.Balance, cmd *accountv1.Deposit) (*accountv1.Balance, error) {
+//			if cmd.GetAmountMinor() <= 0 {
+//				return nil, c.Reject(entity.OutOfRange, "NOTHING_IN_IT", "%d is no deposit", cmd.GetAmountMinor())
+//			}
+//			s.AmountMinor += cmd.GetAmountMinor()
+//			c.Emit(entity.To("statement", "all"), &accountv1.Posted{AmountMinor: cmd.GetAmountMinor()})
+//			return s, nil
+//		})
+//		return k
+//	}
 //
-//	func init() … // or a constructor: see actors/account
-//	entity.Handle(Counter, func(c *entity.Context, s *pb.Counter, cmd *pb.Add) (*pb.Counter, error) {
-//		if cmd.N < 0 {
-//			return nil, c.Reject(entity.OutOfRange, "NEGATIVE", "n must not be negative")
-//		}
-//		s.Value += cmd.N
-//		c.Emit(entity.To("audit", "all"), &pb.Added{N: cmd.N})
-//		return s, nil
-//	})
+// [NewRegistry] checks all kinds of a node at start. The package's example is
+// this kind, complete and run as a test; actors/account is a whole domain.
 //
 // A handler runs on the leader only and on a copy of the state: what it changes
 // counts if it returns nil, and is dropped if it rejects or panics. It may read
