@@ -28,26 +28,23 @@ func Account() *entity.Kind[*accountv1.Balance] {
 }
 
 func deposit(c *entity.Context, b *accountv1.Balance, cmd *accountv1.Deposit) (*accountv1.Balance, error) {
-	if why := credit(b, cmd); why != "" {
+	if why := first(referable(cmd), credit(b, cmd)); why != "" {
 		return nil, why.reject(c, b)
 	}
-	post(c, cmd.GetAmountMinor(), cmd.GetCurrency())
+	post(c, +cmd.GetAmountMinor(), cmd.GetCurrency(), cmd.GetReference())
 	return b, nil
 }
 
 func withdraw(c *entity.Context, b *accountv1.Balance, cmd *accountv1.Withdraw) (*accountv1.Balance, error) {
-	if why := debit(b, cmd); why != "" {
+	if why := first(referable(cmd), debit(b, cmd)); why != "" {
 		return nil, why.reject(c, b)
 	}
-	post(c, -cmd.GetAmountMinor(), cmd.GetCurrency())
+	post(c, -cmd.GetAmountMinor(), cmd.GetCurrency(), cmd.GetReference())
 	return b, nil
 }
 
 func transfer(c *entity.Context, b *accountv1.Balance, cmd *accountv1.Transfer) (*accountv1.Balance, error) {
-	if why := payable(c.ID(), cmd.GetTo()); why != "" {
-		return nil, why.reject(c, b)
-	}
-	if why := debit(b, cmd); why != "" {
+	if why := first(referable(cmd), payable(c.ID(), cmd.GetTo()), debit(b, cmd)); why != "" {
 		return nil, why.reject(c, b)
 	}
 	b.PendingTransfers++
@@ -56,7 +53,7 @@ func transfer(c *entity.Context, b *accountv1.Balance, cmd *accountv1.Transfer) 
 		AmountMinor: cmd.GetAmountMinor(),
 		Currency:    cmd.GetCurrency(),
 	})
-	post(c, -cmd.GetAmountMinor(), cmd.GetCurrency())
+	post(c, -cmd.GetAmountMinor(), cmd.GetCurrency(), cmd.GetReference())
 	return b, nil
 }
 
@@ -72,7 +69,7 @@ func creditOffered(c *entity.Context, b *accountv1.Balance, offer *accountv1.Cre
 		return nil
 	}
 	c.Emit(payer, &accountv1.CreditTaken{AmountMinor: offer.GetAmountMinor(), Currency: offer.GetCurrency()})
-	post(c, offer.GetAmountMinor(), offer.GetCurrency())
+	post(c, offer.GetAmountMinor(), offer.GetCurrency(), "")
 	return nil
 }
 
@@ -87,7 +84,7 @@ func creditRefused(c *entity.Context, b *accountv1.Balance, refused *accountv1.C
 		return err
 	}
 	b.AmountMinor += refused.GetAmountMinor() // fits: credit kept room for it
-	post(c, refused.GetAmountMinor(), refused.GetCurrency())
+	post(c, refused.GetAmountMinor(), refused.GetCurrency(), "")
 	return nil
 }
 
@@ -105,10 +102,11 @@ func settle(c *entity.Context, b *accountv1.Balance, m money) error {
 }
 
 // post tells the statement that this account's balance has changed.
-func post(c *entity.Context, amount int64, currency string) {
+func post(c *entity.Context, amount int64, currency, reference string) {
 	c.Emit(entity.To(StatementKind, StatementID), &accountv1.Posted{
 		AmountMinor: amount,
 		Currency:    currency,
 		Day:         c.Time().UTC().Format("2006-01-02"),
+		Reference:   reference,
 	})
 }

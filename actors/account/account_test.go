@@ -3,6 +3,7 @@ package account_test
 import (
 	"errors"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,6 +86,16 @@ func TestCommands(t *testing.T) {
 		{name: "deposit in four letters", state: eur(5), command: &accountv1.Deposit{AmountMinor: 1, Currency: "EURO"}, code: entity.FailedPrecondition, reason: account.CurrencyMalformed},
 		{name: "deposit in another currency", state: eur(5), command: &accountv1.Deposit{AmountMinor: 1, Currency: "USD"}, code: entity.FailedPrecondition, reason: account.OtherCurrency},
 		{name: "an empty account keeps its currency", state: eur(0), command: &accountv1.Deposit{AmountMinor: 1, Currency: "USD"}, code: entity.FailedPrecondition, reason: account.OtherCurrency},
+
+		{
+			name: "reference", state: eur(5), command: &accountv1.Withdraw{AmountMinor: 2, Currency: "EUR", Reference: "rent"}, want: eur(3),
+			emitted: []entity.Emission{{To: all, Event: &accountv1.Posted{AmountMinor: -2, Currency: "EUR", Day: "2026-02-28", Reference: "rent"}}},
+		},
+		{
+			name: "longest reference", state: eur(5), command: &accountv1.Deposit{AmountMinor: 2, Currency: "EUR", Reference: strings.Repeat("x", 4096)}, want: eur(7),
+			emitted: []entity.Emission{{To: all, Event: &accountv1.Posted{AmountMinor: 2, Currency: "EUR", Day: "2026-02-28", Reference: strings.Repeat("x", 4096)}}},
+		},
+		{name: "reference too long", state: eur(5), command: &accountv1.Deposit{AmountMinor: 1, Currency: "EUR", Reference: strings.Repeat("x", 4097)}, code: entity.OutOfRange, reason: account.ReferenceTooLong},
 
 		{name: "withdraw", state: eur(5), command: &accountv1.Withdraw{AmountMinor: 2, Currency: "EUR"}, want: eur(3), emitted: []entity.Emission{posted(-2, "EUR")}},
 		{name: "withdraw everything", state: eur(5), command: &accountv1.Withdraw{AmountMinor: 5, Currency: "EUR"}, want: eur(0), emitted: []entity.Emission{posted(-5, "EUR")}},

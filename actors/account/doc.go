@@ -19,6 +19,8 @@
 //   - What an account holds and what may come back to it fit in an int64, so a
 //     refund is never refused.
 //   - Nobody transfers to oneself.
+//   - A command's reference, free text for people, has at most 4,096 bytes. It
+//     goes with the command's posting.
 //
 // # Invariants
 //

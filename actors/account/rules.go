@@ -19,8 +19,12 @@ const (
 	Overdraft         Reason = "OVERDRAFT"
 	Overflow          Reason = "OVERFLOW"
 	ReceiverMissing   Reason = "RECEIVER_MISSING"
+	ReferenceTooLong  Reason = "REFERENCE_TOO_LONG"
 	TransferToSelf    Reason = "TRANSFER_TO_SELF"
 )
+
+// referenceMax is the longest reference of a command, in bytes.
+const referenceMax = 4096
 
 // money is what commands and credits have in common.
 type money interface {
@@ -86,6 +90,25 @@ func payable(payer, receiver string) Reason {
 	return ""
 }
 
+// referable checks the free text of a command.
+func referable(cmd interface{ GetReference() string }) Reason {
+	if len(cmd.GetReference()) > referenceMax {
+		return ReferenceTooLong
+	}
+	return ""
+}
+
+// first returns the first rule that is broken. All of them are looked at: what
+// credit or debit changed meanwhile is dropped with the rejected command.
+func first(reasons ...Reason) Reason {
+	for _, why := range reasons {
+		if why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
 // reject makes a command's rejection out of the rule that it breaks.
 func (why Reason) reject(c *entity.Context, b *accountv1.Balance) error {
 	code, text := entity.FailedPrecondition, ""
@@ -102,6 +125,8 @@ func (why Reason) reject(c *entity.Context, b *accountv1.Balance) error {
 		code, text = entity.OutOfRange, "the account cannot hold that much"
 	case ReceiverMissing:
 		text = "a transfer needs a receiver"
+	case ReferenceTooLong:
+		return c.Reject(entity.OutOfRange, string(why), "a reference has at most %d bytes", referenceMax)
 	case TransferToSelf:
 		text = "the receiver is the payer"
 	}
