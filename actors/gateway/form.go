@@ -1,0 +1,282 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"writ/actors/entity"
+	writv1 "writ/proto/writ/v1"
+)
+
+// Bounds of names, bytes, and of a client's clock.
+const (
+	idBytes  = 255
+	keyBytes = 255
+	// issuedAhead is how far a client's clock may run ahead. A command issued in
+	// the far future could be executed again after its key has been forgotten.
+	issuedAhead = 10 * time.Minute
+)
+
+// form checks requests before they are routed: what it refuses was executed
+// nowhere. It is immutable and safe for concurrent use.
+type form struct {
+	registry *entity.Registry
+	limits   Limits
+	kinds    string
+	commands map[string]string // kind → its commands, for texts
+	queries  map[string]string
+}
+
+func newForm(registry *entity.Registry, limits Limits) *form {
+	kinds := registry.Kinds()
+	slices.Sort(kinds)
+	f := &form{
+		registry: registry,
+		limits:   limits,
+		kinds:    list(kinds),
+		commands: make(map[string]string, len(kinds)),
+		queries:  make(map[string]string, len(kinds)),
+	}
+	for _, kind := range kinds {
+		def := registry.Kind(kind)
+		f.commands[kind] = known(def.Command)
+		f.queries[kind] = known(def.Query)
+	}
+	return f
+}
+
+// known lists the messages for which find has a handler. All of them are linked
+// into the program: the registry has checked that.
+func known(find func(name string) *entity.Handler) string {
+	var names []string
+	protoregistry.GlobalTypes.RangeMessages(func(mt protoreflect.MessageType) bool {
+		if name := string(mt.Descriptor().FullName()); find(name) != nil {
+			names = append(names, name)
+		}
+		return true
+	})
+	slices.Sort(names)
+	return list(names)
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// submit checks a command. The result is a request with the key in its place;
+// the one given is not changed.
+func (f *form) submit(ctx context.Context, req *writv1.SubmitRequest, now time.Time) (*writv1.SubmitRequest, error) {
+	if err := noUnknownAround(req, req.GetEntity(), req.GetCommand(), req.GetIssuedAt()); err != nil {
+		return nil, err
+	}
+	def, err := f.entity(req.GetEntity())
+	if err != nil {
+		return nil, err
+	}
+	handler, err := f.payload("command", f.commands[def.Name()], def.Command, req.GetCommand())
+	if err != nil {
+		return nil, err
+	}
+	key, err := f.key(ctx, req.GetIdempotencyKey(), handler.AtLeastOnce)
+	if err != nil {
+		return nil, err
+	}
+	if err := issued(req.GetIssuedAt(), now); err != nil {
+		return nil, err
+	}
+	if key == req.GetIdempotencyKey() {
+		return req, nil
+	}
+	return &writv1.SubmitRequest{
+		Entity:         req.GetEntity(),
+		IdempotencyKey: key,
+		Command:        req.GetCommand(),
+		IssuedAt:       req.GetIssuedAt(),
+		Tag:            req.GetTag(),
+		IfVersion:      req.IfVersion,
+		NoWait:         req.GetNoWait(),
+	}, nil
+}
+
+// read checks a read.
+func (f *form) read(req *writv1.ReadRequest) error {
+	if err := noUnknownAround(req, req.GetEntity(), req.GetQuery()); err != nil {
+		return err
+	}
+	def, err := f.entity(req.GetEntity())
+	if err != nil {
+		return err
+	}
+	if _, ok := writv1.Consistency_name[int32(req.GetConsistency())]; !ok {
+		return entity.Errorf(entity.Invalid, "consistency %d is not known here: use LINEARIZABLE or STALE", req.GetConsistency())
+	}
+	if req.GetQuery() == nil {
+		return nil
+	}
+	_, err = f.payload("query", f.queries[def.Name()], def.Query, req.GetQuery())
+	return err
+}
+
+// outcome checks a call of Outcome or Cancel, and puts the key in its place.
+func (f *form) outcome(ctx context.Context, req *writv1.OutcomeRequest) (*writv1.OutcomeRequest, error) {
+	if err := noUnknownAround(req, req.GetEntity()); err != nil {
+		return nil, err
+	}
+	def, err := f.entity(req.GetEntity())
+	if err != nil {
+		return nil, err
+	}
+	name := req.GetCommandType()
+	handler := def.Command(name)
+	if handler == nil {
+		return nil, unknownType("command", name, f.commands[def.Name()])
+	}
+	if handler.AtLeastOnce {
+		return nil, entity.Errorf(entity.Invalid, "command %s is at least once: no key and no outcome of it is kept", name)
+	}
+	key, err := f.key(ctx, req.GetIdempotencyKey(), false)
+	if err != nil {
+		return nil, err
+	}
+	return &writv1.OutcomeRequest{Entity: req.GetEntity(), IdempotencyKey: key, CommandType: name}, nil
+}
+
+func (f *form) entity(ref *writv1.EntityRef) (*entity.Definition, error) {
+	if ref == nil {
+		return nil, entity.Errorf(entity.Invalid, "the request names no entity: set entity.kind and entity.id")
+	}
+	def := f.registry.Kind(ref.GetKind())
+	if def == nil {
+		return nil, entity.Errorf(entity.Invalid, "kind %q is not registered; registered: %s", short(ref.GetKind(), 64), f.kinds)
+	}
+	if n := len(ref.GetId()); n == 0 || n > idBytes {
+		return nil, entity.Errorf(entity.Invalid, "entity.id must be 1 to %d bytes, has %d", idBytes, n)
+	}
+	if !utf8.ValidString(ref.GetId()) {
+		return nil, entity.Errorf(entity.Invalid, "entity.id must be UTF-8")
+	}
+	return def, nil
+}
+
+// key takes the key from the request or from the metadata idempotency-key.
+func (f *form) key(ctx context.Context, key string, optional bool) (string, error) {
+	for _, v := range metadata.ValueFromIncomingContext(ctx, keyHeader) {
+		if key != "" && v != key {
+			return "", entity.Errorf(entity.Invalid,
+				"the call names two idempotency keys: send one, in the request or as metadata %s", keyHeader)
+		}
+		key = v
+	}
+	switch {
+	case key == "" && optional:
+		return "", nil
+	case key == "":
+		return "", entity.Errorf(entity.Invalid,
+			"the idempotency key is missing: set idempotency_key or the metadata %s, and send the same key again in every retry", keyHeader)
+	case len(key) > keyBytes:
+		return "", entity.Errorf(entity.Invalid, "the idempotency key must be 1 to %d bytes, has %d", keyBytes, len(key))
+	case !utf8.ValidString(key):
+		return "", entity.Errorf(entity.Invalid, "the idempotency key must be UTF-8: encode binary keys, in hex for example")
+	}
+	return key, nil
+}
+
+// payload finds the handler of a command or query and decodes the message.
+func (f *form) payload(what, registered string, find func(string) *entity.Handler, packed *anypb.Any) (*entity.Handler, error) {
+	if packed == nil {
+		return nil, entity.Errorf(entity.Invalid, "the request holds no %s", what)
+	}
+	url := packed.GetTypeUrl()
+	name := url[strings.LastIndexByte(url, '/')+1:]
+	handler := find(name)
+	if handler == nil {
+		return nil, unknownType(what, name, registered)
+	}
+	if size := len(packed.GetValue()); size > f.limits.Command {
+		return nil, entity.Errorf(entity.TooLarge, "%s %s has %d bytes, the limit is %d", what, name, size, f.limits.Command).
+			With("limit", fmt.Sprint(f.limits.Command)).With("size", fmt.Sprint(size)).With("what", what)
+	}
+	message := handler.Type.New().Interface()
+	if err := proto.Unmarshal(packed.GetValue(), message); err != nil {
+		return nil, entity.Errorf(entity.Invalid, "%s %s does not decode: %s", what, name, plain(err))
+	}
+	if err := noUnknown(what+" "+name, message); err != nil {
+		return nil, err
+	}
+	return handler, nil
+}
+
+func unknownType(what, name, registered string) error {
+	return entity.Errorf(entity.Invalid, "%s %q is not registered for this kind; registered: %s", what, short(name, 128), registered)
+}
+
+// noUnknown refuses a payload with fields that this node does not know. To drop
+// what a client meant is worse than to refuse it.
+func noUnknown(what string, m proto.Message) error {
+	if path, found := entity.UnknownField(m); found {
+		return unknownFieldAt(what, path)
+	}
+	return nil
+}
+
+// noUnknownAround does the same for the messages around a payload, into which it
+// does not look: a field of a newer version could have limited what it does.
+func noUnknownAround(messages ...proto.Message) error {
+	for _, m := range messages {
+		fields := m.ProtoReflect().GetUnknown() // empty for a nil message
+		if len(fields) == 0 {
+			continue
+		}
+		number, _, _ := protowire.ConsumeTag(fields)
+		return unknownFieldAt(string(m.ProtoReflect().Descriptor().Name()), fmt.Sprint(number))
+	}
+	return nil
+}
+
+func unknownFieldAt(what, path string) error {
+	return entity.Errorf(entity.Invalid,
+		"%s has a field that this node does not know: %s; upgrade the nodes before the clients", what, path).With("field", path)
+}
+
+// plain is the text of a protobuf error, without the random space that keeps
+// programs from depending on it.
+func plain(err error) string {
+	if inner := errors.Unwrap(err); inner != nil {
+		err = inner
+	}
+	return strings.ReplaceAll(err.Error(), "\u00a0", " ")
+}
+
+func issued(at *timestamppb.Timestamp, now time.Time) error {
+	if at == nil {
+		return nil
+	}
+	if err := at.CheckValid(); err != nil {
+		return entity.Errorf(entity.Invalid, "issued_at is not a timestamp: %s", plain(err))
+	}
+	t := at.AsTime()
+	if t.Before(time.Unix(0, 0)) {
+		return entity.Errorf(entity.Invalid, "issued_at lies before 1970: leave it unset or give the time of the first attempt")
+	}
+	if ahead := t.Sub(now); ahead > issuedAhead {
+		return entity.Errorf(entity.Invalid, "issued_at lies %s in the future, more than %s: set the client's clock",
+			ahead.Round(time.Second), issuedAhead)
+	}
+	return nil
+}
