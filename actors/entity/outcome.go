@@ -30,6 +30,8 @@ func (c Code) Valid() bool {
 
 // Rejection is a handler's decision that a command has no effect. It is stored
 // under the command's key and replayed verbatim. Make it with [Context.Reject].
+//
+//nolint:errname // a rejection is an outcome; it is an error only on its way out of a handler
 type Rejection struct {
 	Code Code
 	// Reason is for programs: capital letters, digits and underscores.
@@ -103,8 +105,7 @@ func (e *Error) Retry(after time.Duration) *Error {
 
 // ReasonOf returns the reason of an error, "" if it has none.
 func ReasonOf(err error) Reason {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Reason
 	}
 	return ""

@@ -1,0 +1,160 @@
+# Run "make help" for the list of targets.
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS   += --no-builtin-rules
+
+BUF_VERSION                := v1.75.0
+PROTOC_GEN_GO_VERSION      := v1.36.12
+PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
+GOLANGCI_LINT_VERSION      := v2.15.0
+BENCHSTAT_VERSION          := v0.0.0-20250813145418-2f7363a06fe1
+
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+IMAGE    ?= writ:dev
+# Packages with goroutines of their own, for the race detector.
+RACE     ?= ./actors/... ./persistence/... ./sharding/...
+FUZZTIME ?= 5s
+COUNT    ?= 10
+BENCH    ?= .
+# By how much allocations may grow before bench-compare fails, in percent.
+GROWTH   ?= 5
+
+# Unit, transcript and in-process cluster tests: everything but the chaos tests.
+packages = $$(go list ./... | grep -v '/test/chaos')
+compose  = $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) -p writ
+
+.PHONY: all
+all: build lint test ## Build, lint and test
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+## Tools, pinned, in ./bin. A tool is installed if it is missing or of another version.
+
+# $(call install,path of the command,version of its module)
+define install
+	@go version -m bin/$(notdir $(patsubst %/,%,$(1))) 2>/dev/null | awk '$$1 == "mod" { print $$3 }' | grep -qxF '$(2)' || \
+	  { echo 'install $(1)@$(2)'; GOBIN='$(CURDIR)/bin' go install $(1)@$(2); }
+endef
+
+.PHONY: tools
+tools: tools-generate tools-lint ## Install the pinned tools into ./bin
+
+.PHONY: tools-generate
+tools-generate:
+	$(call install,github.com/bufbuild/buf/cmd/buf,$(BUF_VERSION))
+	$(call install,google.golang.org/protobuf/cmd/protoc-gen-go,$(PROTOC_GEN_GO_VERSION))
+	$(call install,google.golang.org/grpc/cmd/protoc-gen-go-grpc,$(PROTOC_GEN_GO_GRPC_VERSION))
+
+.PHONY: tools-lint
+tools-lint:
+	$(call install,github.com/golangci/golangci-lint/v2/cmd/golangci-lint,$(GOLANGCI_LINT_VERSION))
+
+## Code.
+
+.PHONY: generate
+generate: tools-generate ## Generate Go code from proto/
+	bin/buf lint
+	bin/buf generate
+
+.PHONY: check-generate
+check-generate: tools-generate ## Fail if the generated code in git is not what proto/ says
+	bin/buf lint
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	bin/buf generate -o "$$fresh"; \
+	diff -r -x '*.proto' -x google "$$fresh/proto" proto || { echo 'generated code is stale: run "make generate" and commit'; exit 1; }; \
+	untracked=$$(git ls-files --others --exclude-standard -- proto 2>/dev/null || true); \
+	[ -z "$$untracked" ] || { echo "not in git: $$untracked"; exit 1; }
+
+.PHONY: fmt
+fmt: tools-lint ## Format the Go code
+	bin/golangci-lint fmt
+
+.PHONY: lint
+lint: tools-lint ## Lint, and check the law of the layers
+	bin/golangci-lint config verify
+	bin/golangci-lint run
+
+.PHONY: build
+build: ## Build everything; the node goes to dist/node, a static binary
+	go build ./...
+	@mkdir -p dist
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o dist/node ./cmd/node
+
+## Tests.
+
+.PHONY: test
+test: ## Unit, transcript and in-process cluster tests
+	go test -shuffle=on -count=1 $(packages)
+
+.PHONY: race
+race: ## The concurrent packages under the race detector
+	go test -race -shuffle=on -count=1 $(RACE)
+
+.PHONY: cover
+cover: ## Test coverage by function, in coverage.out
+	go test -count=1 -coverprofile=coverage.out $(packages)
+	go tool cover -func=coverage.out
+
+.PHONY: fuzz
+fuzz: ## Every fuzz test for FUZZTIME=5s
+	@{ grep -rl --include='*_test.go' '^func Fuzz' . || true; } | xargs -r -n1 dirname | sort -u | while read -r dir; do \
+	  { grep -ho '^func Fuzz[A-Za-z0-9_]*' "$$dir"/*_test.go; } | cut -d' ' -f2 | while read -r name; do \
+	    echo "fuzz $$dir $$name"; \
+	    go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) "$$dir" </dev/null; \
+	  done; \
+	done
+
+.PHONY: chaos
+chaos: build ## Chaos smoke: processes, faults and an audit, a few minutes
+	WRIT_NODE=$(CURDIR)/dist/node go test -short -count=1 -timeout=10m ./test/chaos/...
+
+.PHONY: chaos-long
+chaos-long: build ## All chaos tests
+	WRIT_NODE=$(CURDIR)/dist/node go test -v -count=1 -timeout=3h ./test/chaos/...
+
+.PHONY: bench
+bench: ## Go benchmarks, COUNT=10 BENCH=.
+	go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) $(packages)
+
+.PHONY: bench-compare
+bench-compare: ## Go benchmarks against REF=, fails if allocations grow by more than GROWTH=5 percent
+	@[ -n '$(REF)' ] || { echo 'say what to compare with: make bench-compare REF=main'; exit 2; }
+	$(call install,golang.org/x/perf/cmd/benchstat,$(BENCHSTAT_VERSION))
+	@scripts/bench-compare '$(REF)' '$(BENCH)' '$(COUNT)' '$(GROWTH)'
+
+.PHONY: ci
+ci: tools check-generate lint build test race fuzz chaos compose-smoke ## Everything that must pass; what .ci/run calls
+
+## Running it.
+
+.PHONY: demo
+demo: build ## Three nodes on loopback and a sample workload; Ctrl-C ends it
+	@examples/demo dist/node
+
+.PHONY: image
+image: build ## Container image from scratch, nothing pulled
+	@mkdir -p dist/data
+	docker build -t '$(IMAGE)' -f Dockerfile dist
+
+.PHONY: up
+up: image ## Three nodes with docker-compose, and wait until they are ready
+	WRIT_IMAGE='$(IMAGE)' $(compose) up -d --remove-orphans
+	@for http in 7401 7411 7421; do dist/node health --http 127.0.0.1:$$http --wait 60s; done
+	@echo 'clients: --addr 127.0.0.1:7400,127.0.0.1:7410,127.0.0.1:7420'
+
+.PHONY: down
+down: ## Stop the nodes of "make up"; their volumes stay
+	WRIT_IMAGE='$(IMAGE)' $(compose) down
+
+.PHONY: compose-smoke
+compose-smoke: build ## make up, a small workload, audit, and everything removed again
+	@if docker info >/dev/null 2>&1; then scripts/compose-smoke; \
+	else echo 'SKIP compose-smoke: no Docker engine answers ("docker info" fails)'; fi
+
+.PHONY: clean
+clean: ## Remove build results; tools and data stay
+	rm -rf dist coverage.out
