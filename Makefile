@@ -118,7 +118,8 @@ chaos-long: build ## All chaos tests
 
 .PHONY: bench
 bench: ## Go benchmarks, COUNT=10 BENCH=.
-	go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) $(packages)
+	@{ grep -rl --include='*_test.go' '^func Benchmark' . || true; } | xargs -r -n1 dirname | sort -u | \
+	  xargs -r go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT)
 
 .PHONY: bench-compare
 bench-compare: ## Go benchmarks against REF=, fails if allocations grow by more than GROWTH=5 percent
