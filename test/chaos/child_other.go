@@ -1,0 +1,11 @@
+//go:build !linux
+
+package chaos
+
+import "syscall"
+
+// childAttributes keeps a node out of the terminal's group of signals. Only
+// Linux can tie its life to the test process's.
+func childAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true}
+}

@@ -1,0 +1,230 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	accountv1 "writ/proto/writ/account/v1"
+	writv1 "writ/proto/writ/v1"
+)
+
+// Door is a way into the cluster. The answer's verdict is Unknown if none came
+// before ctx ended; it never fails otherwise.
+type Door interface {
+	Do(ctx context.Context, op Op) Answer
+}
+
+// call sends one copy of an operation to one node.
+func call(ctx context.Context, node writv1.EntityServiceClient, op Op) Answer {
+	ref := &writv1.EntityRef{Kind: "account", Id: op.Account}
+	if op.Action == Read {
+		res, err := node.Read(ctx, &writv1.ReadRequest{Entity: ref})
+		if err != nil {
+			return failure(err, nil)
+		}
+		return reading(res)
+	}
+	packed, err := anypb.New(op.Command())
+	if err != nil {
+		return Answer{Verdict: Refused, Text: err.Error(), Calls: 1}
+	}
+	var trailer metadata.MD
+	res, err := node.Submit(ctx, &writv1.SubmitRequest{
+		Entity: ref, IdempotencyKey: op.Key, Command: packed, IssuedAt: timestamppb.Now(),
+	}, grpc.Trailer(&trailer))
+	if err != nil {
+		return failure(err, trailer)
+	}
+	return success(res)
+}
+
+// reading is the answer of a read. An account that was never touched has no
+// state and a balance of 0.
+func reading(res *writv1.ReadResponse) Answer {
+	a := Answer{Verdict: Executed, Version: res.GetVersion(), Calls: 1}
+	if res.GetState() == nil {
+		return a
+	}
+	var b accountv1.Balance
+	if err := res.GetState().UnmarshalTo(&b); err != nil {
+		return Answer{Verdict: Refused, Text: err.Error(), Calls: 1}
+	}
+	a.Balance = balanceOf(&b)
+	return a
+}
+
+func success(res *writv1.SubmitResponse) Answer {
+	var b accountv1.Balance
+	if err := res.GetReply().UnmarshalTo(&b); err != nil {
+		return Answer{Verdict: Refused, Text: err.Error(), Calls: 1}
+	}
+	return Answer{
+		Verdict: Executed, Balance: balanceOf(&b), Version: res.GetVersion(),
+		AcceptedAt: res.GetAcceptedAt().AsTime().UnixNano(), Replayed: res.GetReplayed(), Calls: 1,
+	}
+}
+
+// failure reads an error: a rejection by rule, a refusal, or an unknown outcome.
+func failure(err error, trailer metadata.MD) Answer {
+	st := status.Convert(err)
+	a := Answer{Code: st.Code(), Text: st.Message(), Calls: 1}
+	info := infoOf(st.Proto())
+	a.Reason = info.GetReason()
+	switch {
+	case info.GetMetadata()["outcome"] == "rejected":
+		a.Verdict = Rejected
+		a.Replayed = len(trailer.Get("idempotency-replayed")) > 0
+		a.Version, _ = strconv.ParseUint(info.GetMetadata()["version"], 10, 64)
+		if at, err := time.Parse(time.RFC3339Nano, info.GetMetadata()["accepted_at"]); err == nil {
+			a.AcceptedAt = at.UnixNano()
+		}
+	case final(st.Code(), a.Reason):
+		a.Verdict = Refused
+	default:
+		a.Verdict = Unknown
+	}
+	return a
+}
+
+// final reports whether the same call would always get this error.
+func final(code codes.Code, reason string) bool {
+	switch code {
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition,
+		codes.Unimplemented, codes.NotFound, codes.AlreadyExists, codes.OutOfRange, codes.Internal, codes.DataLoss:
+		return true
+	case codes.Aborted:
+		return reason != "IN_FLIGHT"
+	case codes.OK, codes.Canceled, codes.Unknown, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unavailable:
+		return false
+	}
+	return false
+}
+
+// infoOf is the ErrorInfo of the domain "writ", or nil.
+func infoOf(st *spb.Status) *errdetails.ErrorInfo {
+	for _, d := range st.GetDetails() {
+		var info errdetails.ErrorInfo
+		if d.UnmarshalTo(&info) == nil && info.GetDomain() == "writ" {
+			return &info
+		}
+	}
+	return nil
+}
+
+// Rounds is a door that tries one node after the other with the same key until
+// a definite answer comes.
+type Rounds struct {
+	Links *Links
+	Nodes []string
+	// Patience is how long one call may take; 0 means 2 s.
+	Patience time.Duration
+}
+
+// Do implements [Door].
+func (r *Rounds) Do(ctx context.Context, op Op) Answer {
+	patience := r.Patience
+	if patience == 0 {
+		patience = 2 * time.Second
+	}
+	first := rand.IntN(len(r.Nodes))
+	for calls := 1; ; calls++ {
+		one, cancel := context.WithTimeout(ctx, patience)
+		a := call(one, r.Links.Entity(r.Nodes[(first+calls)%len(r.Nodes)]), op)
+		cancel()
+		a.Calls = calls
+		if a.Verdict != Unknown || ctx.Err() != nil {
+			return a
+		}
+		pause(ctx, time.Duration(1+rand.IntN(40))*time.Millisecond)
+	}
+}
+
+// Hedge is a door that sends the same command to two nodes at once, over and
+// over, and takes the first definite answer; a second one must say the same.
+type Hedge struct {
+	Links *Links
+	Nodes []string
+
+	mu          sync.Mutex
+	differences []error
+}
+
+// Do implements [Door].
+func (h *Hedge) Do(ctx context.Context, op Op) Answer {
+	first := rand.IntN(len(h.Nodes))
+	var total Answer
+	for ctx.Err() == nil {
+		answers := make(chan Answer, 2)
+		for i := range 2 {
+			node := h.Links.Entity(h.Nodes[(first+i)%len(h.Nodes)])
+			go func() {
+				one, cancel := context.WithTimeout(ctx, 2*time.Second)
+				defer cancel()
+				answers <- call(one, node, op)
+			}()
+		}
+		a, b := <-answers, <-answers
+		calls := total.Calls + 2
+		if a.Verdict == Unknown {
+			a, b = b, a
+		}
+		a.Calls = calls
+		if op.Key != "" && a.Verdict != Unknown && b.Verdict != Unknown && !a.Same(b) {
+			h.differ(fmt.Errorf("key %q sent to two nodes at once: %+v and %+v", op.Key, a, b))
+		}
+		if total = a; a.Verdict != Unknown {
+			return a
+		}
+		first++
+		pause(ctx, time.Duration(1+rand.IntN(40))*time.Millisecond)
+	}
+	return total
+}
+
+func (h *Hedge) differ(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.differences = append(h.differences, err)
+}
+
+// Differences are the pairs of answers that were not the same.
+func (h *Hedge) Differences() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return errors.Join(h.differences...)
+}
+
+// Hasty is a door that gives up its first call after a moment, so that the
+// answer is lost, and then goes through another.
+type Hasty struct {
+	Links *Links
+	Nodes []string
+	Then  Door
+}
+
+// Do implements [Door].
+func (h *Hasty) Do(ctx context.Context, op Op) Answer {
+	one, cancel := context.WithTimeout(ctx, time.Duration(rand.IntN(3000))*time.Microsecond)
+	a := call(one, h.Links.Entity(h.Nodes[rand.IntN(len(h.Nodes))]), op)
+	cancel()
+	if a.Verdict != Unknown {
+		return a
+	}
+	a = h.Then.Do(ctx, op)
+	a.Calls++
+	return a
+}

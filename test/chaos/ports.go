@@ -1,0 +1,91 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// The ports given out lie below those that the system picks for outgoing
+// connections, so a node that is down for a while finds its port free again.
+const (
+	portFirst = 20000
+	portLast  = 31999
+)
+
+// Ports holds ports against other test processes of this machine: each has a
+// lock file, which the system unlocks when the holder ends, however it ends.
+type Ports struct {
+	locks []*os.File
+}
+
+// Take picks n free ports, TCP and UDP, and holds them until Release.
+func (p *Ports) Take(n int) ([]int, error) {
+	dir := filepath.Join(os.TempDir(), "writ-chaos-ports")
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, fmt.Errorf("port locks: %w", err)
+	}
+	var ports []int
+	for range 100 * n {
+		port := portFirst + rand.IntN(portLast-portFirst+1)
+		lock, err := lockPort(dir, port)
+		if err != nil {
+			return nil, err
+		}
+		if lock == nil {
+			continue
+		}
+		if !portFree(port) {
+			_ = lock.Close()
+			continue
+		}
+		p.locks = append(p.locks, lock)
+		if ports = append(ports, port); len(ports) == n {
+			return ports, nil
+		}
+	}
+	return nil, fmt.Errorf("no %d free ports between %d and %d", n, portFirst, portLast)
+}
+
+// Release gives all ports back.
+func (p *Ports) Release() error {
+	var errs []error
+	for _, lock := range p.locks {
+		errs = append(errs, lock.Close())
+	}
+	p.locks = nil
+	return errors.Join(errs...)
+}
+
+// lockPort returns nil if another process holds the port.
+func lockPort(dir string, port int) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(port)), os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("port lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, nil
+	}
+	return f, nil
+}
+
+// portFree reports whether nobody listens on the port, TCP or UDP.
+func portFree(port int) bool {
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	tcp, err := net.Listen("tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer tcp.Close()
+	udp, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return false
+	}
+	return udp.Close() == nil
+}
