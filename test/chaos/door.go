@@ -12,12 +12,12 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"writ/actors/client"
 	accountv1 "writ/proto/writ/account/v1"
 	writv1 "writ/proto/writ/v1"
 )
@@ -92,7 +92,7 @@ func failure(err error, trailer metadata.MD) Answer {
 		if at, err := time.Parse(time.RFC3339Nano, info.GetMetadata()["accepted_at"]); err == nil {
 			a.AcceptedAt = at.UnixNano()
 		}
-	case final(st.Code(), a.Reason):
+	case final(info):
 		a.Verdict = Refused
 	default:
 		a.Verdict = Unknown
@@ -100,18 +100,14 @@ func failure(err error, trailer metadata.MD) Answer {
 	return a
 }
 
-// final reports whether the same call would always get this error.
-func final(code codes.Code, reason string) bool {
-	switch code {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition,
-		codes.Unimplemented, codes.NotFound, codes.AlreadyExists, codes.OutOfRange, codes.Internal, codes.DataLoss:
-		return true
-	case codes.Aborted:
-		return reason != "IN_FLIGHT"
-	case codes.OK, codes.Canceled, codes.Unknown, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unavailable:
+// final reports whether the same call would always get this error: only Writ
+// itself can say so.
+func final(info *errdetails.ErrorInfo) bool {
+	switch info.GetReason() {
+	case "", "NOT_EXECUTED", "OVERLOADED", "OUTCOME_UNKNOWN", "IN_FLIGHT":
 		return false
 	}
-	return false
+	return true
 }
 
 // infoOf is the ErrorInfo of the domain "writ", or nil.
@@ -227,4 +223,86 @@ func (h *Hasty) Do(ctx context.Context, op Op) Answer {
 	a = h.Then.Do(ctx, op)
 	a.Calls++
 	return a
+}
+
+// Library is the door that users have: the Go client.
+type Library struct {
+	Client *client.Client
+}
+
+// Do implements [Door].
+func (l *Library) Do(ctx context.Context, op Op) Answer {
+	if op.Action == Read {
+		state, err := l.Client.Read(ctx, "account", op.Account, client.ReadOptions{})
+		if err != nil {
+			return clientFailure(err)
+		}
+		a := Answer{Verdict: Executed, Version: state.Version, Calls: 1}
+		if b, ok := state.State.(*accountv1.Balance); ok {
+			a.Balance = balanceOf(b)
+		}
+		return a
+	}
+	out, err := l.Client.Submit(ctx, "account", op.Account, op.Key, op.Command(), client.SubmitOptions{})
+	if err != nil {
+		return clientFailure(err)
+	}
+	b, ok := out.Reply.(*accountv1.Balance)
+	if !ok {
+		return Answer{Verdict: Refused, Text: fmt.Sprintf("the reply is %T", out.Reply), Calls: out.Attempts}
+	}
+	return Answer{
+		Verdict: Executed, Balance: balanceOf(b), Version: out.Version,
+		AcceptedAt: out.AcceptedAt.UnixNano(), Replayed: out.Replayed, Calls: out.Attempts,
+	}
+}
+
+func clientFailure(err error) Answer {
+	var rejected *client.RejectedError
+	if errors.As(err, &rejected) {
+		return Answer{
+			Verdict: Rejected, Code: rejected.Code, Reason: rejected.Reason, Text: rejected.Message, Version: rejected.Version,
+			AcceptedAt: rejected.AcceptedAt.UnixNano(), Replayed: rejected.Replayed, Calls: rejected.Attempts,
+		}
+	}
+	var failed *client.Error
+	if !errors.As(err, &failed) {
+		return Answer{Verdict: Unknown, Text: err.Error(), Calls: 1}
+	}
+	a := Answer{Verdict: Refused, Code: failed.Code, Reason: failed.Reason, Text: failed.Message, Calls: failed.Attempts}
+	switch {
+	case failed.Unknown, failed.Err != nil, failed.Reason == client.ReasonNotExecuted, failed.Reason == client.ReasonOverloaded, failed.Reason == "":
+		a.Verdict = Unknown
+	}
+	return a
+}
+
+// Resend sends every command of a history once more, to any node, with its key.
+// The answers are by key.
+func Resend(ctx context.Context, door Door, ops []Op) map[string]Answer {
+	const workers = 32
+	var (
+		wg      sync.WaitGroup
+		mu      sync.Mutex
+		answers = map[string]Answer{}
+		queue   = make(chan Op)
+	)
+	for range workers {
+		wg.Go(func() {
+			for op := range queue {
+				a := door.Do(ctx, op)
+				mu.Lock()
+				answers[op.Key] = a
+				mu.Unlock()
+			}
+		})
+	}
+	for _, op := range ops {
+		if op.Key != "" {
+			queue <- op
+		}
+	}
+	close(queue)
+	wg.Wait()
+	return answers
 }

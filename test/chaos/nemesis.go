@@ -1,0 +1,244 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Fault is a kind of harm.
+type Fault string
+
+// Faults. The first three hurt one node, the others all of them.
+const (
+	// FaultKill ends a node with SIGKILL and starts it after a while.
+	FaultKill Fault = "kill"
+	// FaultPause freezes a node for a while.
+	FaultPause Fault = "pause"
+	// FaultStorm kills one node several times, each time it has hardly begun.
+	FaultStorm Fault = "restart storm"
+	// FaultRolling stops each node in an orderly way and waits until it is ready.
+	FaultRolling Fault = "rolling restart"
+	// FaultAll kills all nodes at once and starts them in any order.
+	FaultAll Fault = "kill all"
+	// FaultCut cuts a node off from the network for a while; the driver must
+	// have one.
+	FaultCut Fault = "disconnect"
+)
+
+// Step is one planned fault.
+type Step struct {
+	Fault Fault
+	Node  string
+	// After is the quiet before it, Hold how long it lasts.
+	After, Hold time.Duration
+	// Seed chooses what is random within it.
+	Seed uint64
+}
+
+// Plan is a seeded schedule of n faults out of the given kinds: each kind comes
+// up before one repeats, in a random order.
+func Plan(seed uint64, nodes []string, kinds []Fault, n int, hold time.Duration) []Step {
+	random := rand.New(rand.NewPCG(seed, 0x6e656d65736973))
+	var steps []Step
+	var order []int
+	for range n {
+		if len(order) == 0 {
+			order = random.Perm(len(kinds))
+		}
+		steps = append(steps, Step{
+			Fault: kinds[order[0]], Node: nodes[random.IntN(len(nodes))],
+			After: time.Duration(random.Int64N(int64(hold))), Hold: hold/4 + time.Duration(random.Int64N(int64(hold))),
+			Seed: random.Uint64(),
+		})
+		order = order[1:]
+	}
+	return steps
+}
+
+// Event is one thing that was done.
+type Event struct {
+	At   time.Duration
+	What string
+}
+
+// Nemesis does harm to a cluster. Run may be called once.
+type Nemesis struct {
+	Cluster Cluster
+	Steps   []Step
+	// Ready bounds the wait for readiness after a fault; 0 means 60 s.
+	Ready time.Duration
+
+	start  time.Time
+	mu     sync.Mutex
+	events []Event
+	counts map[Fault]int
+}
+
+// Run executes the schedule until it is over or ctx ends, and heals everything
+// before it returns. It fails if a node does not come back.
+func (n *Nemesis) Run(ctx context.Context) error {
+	n.start, n.counts = time.Now(), map[Fault]int{}
+	if n.Ready == 0 {
+		n.Ready = time.Minute
+	}
+	for _, step := range n.Steps {
+		if pause(ctx, step.After); ctx.Err() != nil {
+			return nil
+		}
+		if err := n.do(context.WithoutCancel(ctx), step); err != nil {
+			n.note("%s: %v", step.Fault, err)
+			return fmt.Errorf("%s %s: %w", step.Fault, step.Node, err)
+		}
+		n.counts[step.Fault]++
+	}
+	return nil
+}
+
+func (n *Nemesis) do(ctx context.Context, s Step) error {
+	random := rand.New(rand.NewPCG(s.Seed, 0))
+	switch s.Fault {
+	case FaultKill:
+		return n.kill(ctx, s)
+	case FaultPause:
+		return n.hold(ctx, s, "froze", n.Cluster.Pause, n.Cluster.Resume)
+	case FaultCut:
+		network, ok := n.Cluster.(Network)
+		if !ok {
+			return errors.New("this driver has no network")
+		}
+		return n.hold(ctx, s, "cut off", network.Disconnect, network.Connect)
+	case FaultStorm:
+		return n.storm(ctx, s, random)
+	case FaultRolling:
+		return n.rolling(ctx, random)
+	case FaultAll:
+		return n.all(ctx, s, random)
+	}
+	return fmt.Errorf("unknown fault %q", s.Fault)
+}
+
+func (n *Nemesis) kill(ctx context.Context, s Step) error {
+	if err := n.Cluster.Kill(s.Node); err != nil {
+		return err
+	}
+	n.note("killed %s", s.Node)
+	pause(ctx, s.Hold)
+	return n.revive(ctx, s.Node)
+}
+
+func (n *Nemesis) revive(ctx context.Context, nodes ...string) error {
+	for _, node := range nodes {
+		if err := n.Cluster.Start(node); err != nil {
+			return err
+		}
+	}
+	begin := time.Now()
+	if err := n.ready(ctx); err != nil {
+		return err
+	}
+	n.note("started %s, all ready after %v", strings.Join(nodes, ", "), time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+func (n *Nemesis) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, n.Ready)
+	defer cancel()
+	return AwaitReady(ctx, n.Cluster, n.Cluster.Nodes()...)
+}
+
+func (n *Nemesis) hold(ctx context.Context, s Step, what string, do, undo func(string) error) error {
+	if err := do(s.Node); err != nil {
+		return err
+	}
+	n.note("%s %s for %v", what, s.Node, s.Hold.Round(time.Millisecond))
+	pause(ctx, s.Hold)
+	if err := undo(s.Node); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := n.ready(ctx); err != nil {
+		return err
+	}
+	n.note("let %s go on, all ready after %v", s.Node, time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+func (n *Nemesis) storm(ctx context.Context, s Step, random *rand.Rand) error {
+	for range 3 + random.IntN(4) {
+		if err := n.Cluster.Kill(s.Node); err != nil {
+			return err
+		}
+		if err := n.Cluster.Start(s.Node); err != nil {
+			return err
+		}
+		up := time.Duration(random.Int64N(int64(time.Second)))
+		n.note("killed and started %s, up for %v", s.Node, up.Round(time.Millisecond))
+		pause(ctx, up)
+	}
+	if err := n.Cluster.Kill(s.Node); err != nil {
+		return err
+	}
+	return n.revive(ctx, s.Node)
+}
+
+func (n *Nemesis) rolling(ctx context.Context, random *rand.Rand) error {
+	nodes := n.Cluster.Nodes()
+	for _, i := range random.Perm(len(nodes)) {
+		stopping, cancel := context.WithTimeout(ctx, 15*time.Second)
+		code, took, err := n.Cluster.Stop(stopping, nodes[i])
+		cancel()
+		if err != nil {
+			return err
+		}
+		n.note("stopped %s: exit %d after %v", nodes[i], code, took.Round(time.Millisecond))
+		if code != 0 {
+			return fmt.Errorf("%s ended with exit code %d", nodes[i], code)
+		}
+		if err := n.revive(ctx, nodes[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Nemesis) all(ctx context.Context, s Step, random *rand.Rand) error {
+	nodes := n.Cluster.Nodes()
+	for _, node := range nodes {
+		if err := n.Cluster.Kill(node); err != nil {
+			return err
+		}
+	}
+	n.note("killed all nodes")
+	pause(ctx, s.Hold/4)
+	random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	return n.revive(ctx, nodes...)
+}
+
+func (n *Nemesis) note(format string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.events = append(n.events, Event{At: time.Since(n.start), What: fmt.Sprintf(format, args...)})
+}
+
+// Report says what was done when.
+func (n *Nemesis) Report() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var b strings.Builder
+	for _, e := range n.events {
+		fmt.Fprintf(&b, "%8.3f s  %s\n", e.At.Seconds(), e.What)
+	}
+	return b.String()
+}
+
+// Faults counts the faults of each kind.
+func (n *Nemesis) Faults() map[Fault]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.counts
+}
