@@ -1,0 +1,71 @@
+package client
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config says whom to call and how patiently. Only Addresses must be set.
+type Config struct {
+	// Addresses are host:port of nodes; any node serves any entity, so a few are
+	// enough. Calls go to them in turn.
+	Addresses []string
+	// Token is sent as bearer token; "" sends none.
+	Token string
+	// TLS secures the connections; nil: plain text.
+	TLS *tls.Config
+	// CallTimeout bounds a call whose context has no deadline; 0: 60 s.
+	CallTimeout time.Duration
+	// AttemptTimeout bounds one attempt on one node, so that a node that does not
+	// answer costs little. An attempt that was too short does no harm: the next
+	// one, with the same key, joins the execution in progress. 0: 3 s.
+	AttemptTimeout time.Duration
+	// BackoffMin and BackoffMax bound the pause between attempts, which grows
+	// with jitter; a node's own hint can make it longer. 0: 25 ms and 2 s.
+	BackoffMin, BackoffMax time.Duration
+	// MessageMax is the largest request or answer, bytes. 0: 16 MiB.
+	MessageMax int
+}
+
+func (c Config) withDefaults() Config {
+	setDefault(&c.CallTimeout, 60*time.Second)
+	setDefault(&c.AttemptTimeout, 3*time.Second)
+	setDefault(&c.BackoffMin, 25*time.Millisecond)
+	setDefault(&c.BackoffMax, 2*time.Second)
+	setDefault(&c.MessageMax, 16<<20)
+	return c
+}
+
+func setDefault[T time.Duration | int](field *T, value T) {
+	if *field == 0 {
+		*field = value
+	}
+}
+
+// Validate checks the configuration with its defaults filled in.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	if len(c.Addresses) == 0 {
+		errs = append(errs, errors.New("no address given"))
+	}
+	for _, a := range c.Addresses {
+		if a == "" {
+			errs = append(errs, errors.New("an address is empty"))
+		}
+	}
+	if c.CallTimeout < 0 || c.AttemptTimeout < 0 || c.MessageMax < 0 {
+		errs = append(errs, errors.New("timeouts and sizes must not be negative"))
+	}
+	if c.BackoffMin < 0 || c.BackoffMax < c.BackoffMin {
+		errs = append(errs, fmt.Errorf("backoff must grow: min %s, max %s", c.BackoffMin, c.BackoffMax))
+	}
+	return errors.Join(errs...)
+}
+
+// NewKey makes an idempotency key: 130 random bits as text. Make one for each
+// intent, before the first attempt, and keep it for the retries.
+func NewKey() string { return rand.Text() }

@@ -1,0 +1,145 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	writv1 "writ/proto/writ/v1"
+)
+
+// exhaustedMax bounds attempts that end in a RESOURCE_EXHAUSTED of gRPC itself
+// or of a proxy: often a message over a limit, which no retry makes smaller.
+const exhaustedMax = 3
+
+// attempt is one try of a call on one node.
+type attempt func(ctx context.Context, service writv1.EntityServiceClient, opts ...grpc.CallOption) error
+
+// call is a call with its retries.
+type call struct {
+	client *Client
+	try    attempt
+	// effect: the call can change something, so its fate may be unknown.
+	effect bool
+	// unknown: an attempt may have been executed.
+	unknown  bool
+	attempts int
+	// exhausted counts answers of RESOURCE_EXHAUSTED that Writ did not make.
+	exhausted int
+	switches  int
+	backoff   *backoff.ExponentialBackOff
+	replayed  bool // flag in the metadata of the last answer
+}
+
+func (c *Client) newCall(effect bool, try attempt) *call {
+	return &call{client: c, try: try, effect: effect, backoff: &backoff.ExponentialBackOff{
+		InitialInterval:     c.cfg.BackoffMin,
+		MaxInterval:         c.cfg.BackoffMax,
+		Multiplier:          2,
+		RandomizationFactor: 0.5,
+	}}
+}
+
+// run repeats attempts until one has an answer that repeating does not change.
+// The error is an *Error or a *RejectedError.
+func (k *call) run(ctx context.Context) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, k.client.cfg.CallTimeout)
+		defer cancel()
+	}
+	var node *endpoint
+	for at := k.client.first(); ; {
+		k.attempts++
+		node, at = k.client.pick(at)
+		a, v := k.once(ctx, node)
+		if a == nil {
+			node.works()
+			return nil
+		}
+		if a.rejected != nil {
+			node.works()
+			a.rejected.Replayed = k.replayed
+			a.rejected.Attempts = k.attempts
+			return a.rejected
+		}
+		k.unknown = k.unknown || v.unknown
+		if v.link {
+			node.trouble(time.Now())
+		}
+		if !v.again || k.givesUp(*a) {
+			return k.failed(*a.err, nil)
+		}
+		if !k.pause(ctx, v, a.err.RetryAfter) {
+			return k.failed(*a.err, context.Cause(ctx))
+		}
+	}
+}
+
+// once makes one attempt. A nil answer means OK.
+func (k *call) once(ctx context.Context, node *endpoint) (*answer, verdict) {
+	ctx, cancel := context.WithTimeout(ctx, k.client.cfg.AttemptTimeout)
+	defer cancel()
+	ctx, sent := withSent(k.client.authorize(ctx))
+	var header, trailer metadata.MD
+	err := k.try(ctx, node.service, grpc.Header(&header), grpc.Trailer(&trailer))
+	if err == nil {
+		return nil, verdict{}
+	}
+	k.replayed = len(header.Get(replayedHeader))+len(trailer.Get(replayedHeader)) > 0
+	a := read(status.Convert(err))
+	return &a, judge(a, sent.Load())
+}
+
+func (k *call) givesUp(a answer) bool {
+	if a.err.Code == codes.ResourceExhausted && !a.info {
+		k.exhausted++
+	}
+	return k.exhausted >= exhaustedMax
+}
+
+// pause waits before the next attempt. A node that could not be reached costs no
+// pause as long as there is another address to try. It returns false if the
+// call's time ends first.
+func (k *call) pause(ctx context.Context, v verdict, hint time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	if v.link && k.switches < len(k.client.endpoints)-1 {
+		k.switches++
+		return true
+	}
+	timer := time.NewTimer(max(hint, k.backoff.NextBackOff()))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// failed is the error of the call, whose last answer was e. cause is set if the
+// call has run out of time.
+func (k *call) failed(e Error, cause error) error {
+	e.Attempts = k.attempts
+	e.Unknown = k.effect && k.unknown
+	if cause == nil {
+		return &e
+	}
+	e.Err = cause
+	e.Reason = ReasonNotExecuted
+	what := "not executed"
+	if e.Unknown {
+		e.Reason = ReasonOutcomeUnknown
+		what = "outcome unknown"
+	}
+	e.Message = fmt.Sprintf("%s: %s: retry with the same key; last answer: %s: %s", cause, what, e.Code, e.Message)
+	return &e
+}
