@@ -40,14 +40,14 @@ type Placement struct {
 type Phase uint8
 
 const (
-	// Settled: the voters are the replicas of the placement.
+	// Settled means that the voters are the replicas of the placement.
 	Settled Phase = iota
-	// Moving: there is a leader, and it is changing the configuration.
+	// Moving means that there is a leader, and that it is changing the configuration.
 	Moving
-	// Leaderless: no quorum, so a new placement would change nothing.
+	// Leaderless means that there is no quorum, so a new placement would change nothing.
 	Leaderless
-	// Unformed: never had a leader. Its replicas bootstrap it from the
-	// placement, which must therefore stay as it is.
+	// Unformed means that there has never been a leader. The replicas bootstrap
+	// the group from the placement, which must therefore stay as it is.
 	Unformed
 )
 
