@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -111,6 +110,8 @@ type rig struct {
 	cli     CLI
 	links   *Links
 	client  *client.Client
+	// side is what was done beside the load.
+	side *History
 }
 
 // prepare makes a cluster of processes that does not run yet.
@@ -124,7 +125,7 @@ func prepare(t *testing.T, config ProcessConfig) *rig {
 	config.Binary = binary
 	p, err := NewProcess(config)
 	must(t, err)
-	r := &rig{t: t, cluster: p, process: p, cli: CLI{Binary: binary}}
+	r := &rig{t: t, cluster: p, process: p, cli: CLI{Binary: binary}, side: NewHistory()}
 	t.Cleanup(r.close)
 	r.connect()
 	return r
@@ -217,7 +218,7 @@ func (r *rig) balances(ctx context.Context, accounts []string) map[string]Balanc
 		ops = append(ops, Op{Action: Read, Account: a, Key: a}) // the key carries the name through Resend
 	}
 	stored := map[string]Balance{}
-	for name, a := range Resend(ctx, &Rounds{Links: r.links, Nodes: r.cluster.Nodes()}, ops) {
+	for name, a := range Resend(ctx, &Rounds{Links: r.links, Nodes: r.running()}, ops) {
 		if a.Verdict != Executed {
 			r.t.Fatalf("read %s: %v %s", name, a.Code, a.Text)
 		}
@@ -243,13 +244,14 @@ func (r *rig) verify(w *Workload, hedge *Hedge) {
 	r.t.Helper()
 	ctx := within(r.t, 5*time.Minute)
 	must(r.t, AwaitReady(ctx, r.cluster, r.running()...))
-	before := w.History().Ops()
+	before := slices.Concat(r.side.Ops(), w.History().Ops())
 	tally := w.History().Tally()
 
 	again := Resend(ctx, &Rounds{Links: r.links, Nodes: r.running()}, before)
 	r.check("replays", CheckReplays(before, again))
 	w.History().Resolve(again, w.History().Now())
-	ops := w.History().Ops()
+	r.side.Resolve(again, r.side.Now())
+	ops := slices.Concat(r.side.Ops(), w.History().Ops())
 	r.check("hedged pairs", hedge.Differences())
 	r.check("versions", CheckVersions(ops))
 	var registers []string
@@ -258,7 +260,7 @@ func (r *rig) verify(w *Workload, hedge *Hedge) {
 	}
 	r.check("linearizability", CheckLinearizable(ops, registers, time.Minute))
 	report := r.audit()
-	r.check("conservation", CheckConservation(ops, r.balances(ctx, w.Accounts()), r.statement(ctx)))
+	r.check("conservation", CheckConservation(ops, r.balances(ctx, touched(ops)), r.statement(ctx)))
 	r.t.Logf("operations %d: executed %d, rejected %d, unknown at first %d; calls beyond the first %d, answers replayed %d; audit: keys %d, effects %d, events applied %d",
 		tally.Ops, tally.Executed, tally.Rejected, tally.Unknown, tally.Retries, tally.Replays, report.Keys, report.Effects, report.Applied)
 	if tally.Executed == 0 {
@@ -293,10 +295,13 @@ func (r *rig) deposits(ctx context.Context, prefix string, n int) map[string]uin
 		name := fmt.Sprintf("%s%d", prefix, i)
 		ops = append(ops, Op{Action: Deposit, Account: name, Key: "open-" + name, Amount: 100})
 	}
-	for key, a := range Resend(ctx, &Library{Client: r.client}, ops) {
-		if a.Verdict != Executed {
-			r.t.Fatalf("key %q: %v %s", key, a.Code, a.Text)
+	answers := Resend(ctx, &Library{Client: r.client}, ops)
+	for _, op := range ops {
+		op.Answer = answers[op.Key]
+		if op.Answer.Verdict != Executed {
+			r.t.Fatalf("key %q: %v %s", op.Key, op.Answer.Code, op.Answer.Text)
 		}
+		r.side.Add(op)
 	}
 	home, err := r.links.Shards(ctx, r.running()[0], "account")
 	must(r.t, err)
@@ -314,5 +319,15 @@ func onePerShard(home map[string]uint32) map[uint32]string {
 	return chosen
 }
 
-// join waits for goroutines' errors.
-func join(errs ...error) error { return errors.Join(errs...) }
+// touched are the accounts of a history.
+func touched(ops []Op) []string {
+	var names []string
+	for _, op := range ops {
+		names = append(names, op.Account)
+		if op.To != "" {
+			names = append(names, op.To)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

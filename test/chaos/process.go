@@ -94,6 +94,14 @@ func (p *Process) Add(name string, args ...string) error {
 	return nil
 }
 
+// Remove forgets a node that has ended; its folder and log stay.
+func (p *Process) Remove(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.nodes, name)
+	p.order = slices.DeleteFunc(p.order, func(n string) bool { return n == name })
+}
+
 // SetArgs replaces what the node's command line has beside its addresses.
 func (p *Process) SetArgs(name string, args ...string) {
 	p.mu.Lock()
