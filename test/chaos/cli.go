@@ -30,8 +30,7 @@ func (c CLI) Run(ctx context.Context, args ...string) (Result, error) {
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
 		return Result{}, fmt.Errorf("node %s: %w", args[0], err)
 	}
 	if ctx.Err() != nil {

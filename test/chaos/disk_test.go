@@ -99,7 +99,7 @@ func shardFiles(t *testing.T, dir string) []string {
 		if err != nil {
 			return err
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }()
 		n, _ := f.Read(head)
 		// The magic number of bbolt's meta page, behind the page's header.
 		if bytes.Contains(head[:n], []byte{0xed, 0xda, 0x0c, 0xed}) {

@@ -258,15 +258,14 @@ func (l *Library) Do(ctx context.Context, op Op) Answer {
 }
 
 func clientFailure(err error) Answer {
-	var rejected *client.RejectedError
-	if errors.As(err, &rejected) {
+	if rejected, ok := errors.AsType[*client.RejectedError](err); ok {
 		return Answer{
 			Verdict: Rejected, Code: rejected.Code, Reason: rejected.Reason, Text: rejected.Message, Version: rejected.Version,
 			AcceptedAt: rejected.AcceptedAt.UnixNano(), Replayed: rejected.Replayed, Calls: rejected.Attempts,
 		}
 	}
-	var failed *client.Error
-	if !errors.As(err, &failed) {
+	failed, ok := errors.AsType[*client.Error](err)
+	if !ok {
 		return Answer{Verdict: Unknown, Text: err.Error(), Calls: 1}
 	}
 	a := Answer{Verdict: Refused, Code: failed.Code, Reason: failed.Reason, Text: failed.Message, Calls: failed.Attempts}

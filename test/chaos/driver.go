@@ -75,8 +75,7 @@ func eventually(ctx context.Context, what string, check func(context.Context) er
 		if last == nil || ctx.Err() == nil {
 			last = err
 		}
-		var final *finalError
-		if errors.As(err, &final) {
+		if final, ok := errors.AsType[*finalError](err); ok {
 			return fmt.Errorf("%s: %w", what, final.err)
 		}
 		select {

@@ -97,8 +97,8 @@ func folder(t *testing.T) string {
 		return t.TempDir()
 	}
 	must(t, os.MkdirAll(root, 0o755))
-	dir, err := os.MkdirTemp(root, strings.ReplaceAll(t.Name(), "/", "_")+"-")
-	must(t, err)
+	dir := filepath.Join(root, fmt.Sprintf("%s-%x", strings.ReplaceAll(t.Name(), "/", "_"), rand.Uint32()))
+	must(t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 

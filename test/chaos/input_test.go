@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -153,9 +154,7 @@ func (r *rig) badServe(t *testing.T) {
 			"--grpc": a.GRPC, "--http": a.HTTP, "--gossip": a.Gossip, "--raft": a.Raft,
 		}
 		args := []string{"serve"}
-		for flag, value := range change {
-			flags[flag] = value
-		}
+		maps.Copy(flags, change)
 		for flag, value := range flags {
 			if value != "" {
 				args = append(args, flag, value)

@@ -252,7 +252,7 @@ func (r *rig) together(ctx context.Context, op Op, n int) {
 	r.t.Helper()
 	other, err := Dial(r.cluster)
 	must(r.t, err)
-	defer other.Close()
+	defer func() { _ = other.Close() }()
 	answers := make([]Answer, 2*n)
 	var wg sync.WaitGroup
 	for i := range answers {

@@ -82,7 +82,7 @@ func portFree(port int) bool {
 	if err != nil {
 		return false
 	}
-	defer tcp.Close()
+	defer func() { _ = tcp.Close() }()
 	udp, err := net.ListenPacket("udp", addr)
 	if err != nil {
 		return false

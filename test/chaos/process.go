@@ -231,7 +231,7 @@ func (n *child) start(binary string) error {
 	if err != nil {
 		return fmt.Errorf("log of %s: %w", n.name, err)
 	}
-	fmt.Fprintf(output, "--- start %s %s\n", time.Now().Format(time.RFC3339Nano), strings.Join(n.args, " "))
+	note(output, "start", strings.Join(n.args, " "))
 	cmd := exec.Command(binary, n.args...)
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = childAttributes()
@@ -244,11 +244,17 @@ func (n *child) start(binary string) error {
 	go func() {
 		_ = cmd.Wait() // the state says it all
 		n.code = cmd.ProcessState.ExitCode()
-		fmt.Fprintf(output, "--- ended %s: %s\n", time.Now().Format(time.RFC3339Nano), cmd.ProcessState)
+		note(output, "ended", cmd.ProcessState.String())
 		_ = output.Close()
 		close(ended)
 	}()
 	return nil
+}
+
+// note puts a line of the test's own between those of the node. A log that
+// cannot be written is no reason to stop.
+func note(log io.Writer, what, text string) {
+	_, _ = fmt.Fprintf(log, "--- %s %s %s\n", what, time.Now().Format(time.RFC3339Nano), text)
 }
 
 // signal sends a signal and returns the channel that tells the end; nil if the
@@ -346,7 +352,7 @@ func tail(path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err

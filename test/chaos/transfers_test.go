@@ -25,7 +25,8 @@ func writeCommands(t *testing.T, path string, n int, line func(i int) (account, 
 	w := bufio.NewWriter(f)
 	for i := range n {
 		account, key, command := line(i)
-		fmt.Fprintf(w, `{"kind":"account","id":%q,"key":%q,"command":%s}`+"\n", account, key, command)
+		_, err := fmt.Fprintf(w, `{"kind":"account","id":%q,"key":%q,"command":%s}`+"\n", account, key, command)
+		must(t, err)
 	}
 	must(t, w.Flush())
 	must(t, f.Close())
