@@ -141,6 +141,18 @@ func (f *fakeTable) move(node, address string) {
 	f.addresses[node] = address
 }
 
+func (f *fakeTable) hold(replicas ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.replicas = replicas
+}
+
+func (f *fakeTable) form(shards uint32) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.shards = shards
+}
+
 // fakeControl answers with what identifies the call.
 type fakeControl struct{}
 
@@ -167,6 +179,7 @@ type setup struct {
 	credentials *gateway.Credentials
 	limits      func(*gateway.Limits)
 	wait        time.Duration
+	admin       bool // register an operators' service
 }
 
 type cluster struct {
@@ -230,6 +243,9 @@ func (c *cluster) node(t *testing.T, node string, host gateway.Host, s setup) {
 	})
 	must(t, err)
 	c.servers[node] = server
+	if s.admin {
+		nodev1.RegisterAdminServiceServer(server.Registrar(), nodev1.UnimplementedAdminServiceServer{})
+	}
 	address := serve(t, server)
 	c.table.move(node, address)
 	c.conns[node] = dial(t, address)

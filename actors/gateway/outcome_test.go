@@ -94,9 +94,9 @@ func TestErrorsWithoutReason(t *testing.T) {
 		code   codes.Code
 		reason string
 	}{
-		"deadline in the queue":   {context.DeadlineExceeded, codes.DeadlineExceeded, ""},
-		"cancelled":               {fmt.Errorf("forward: %w", context.Canceled), codes.Canceled, ""},
-		"a mistake in this node":  {errors.New("secret path /var/lib/writ"), codes.Unavailable, "OUTCOME_UNKNOWN"},
+		"deadline in the queue":    {context.DeadlineExceeded, codes.DeadlineExceeded, ""},
+		"cancelled":                {fmt.Errorf("forward: %w", context.Canceled), codes.Canceled, ""},
+		"a mistake in this node":   {errors.New("secret path /var/lib/writ"), codes.Unavailable, "OUTCOME_UNKNOWN"},
 		"a reason from the future": {entity.Errorf("NEW_WORD", "x"), codes.Unavailable, "OUTCOME_UNKNOWN"},
 	}
 	for name, tt := range tests {
