@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -129,6 +130,9 @@ func (c *Client) submit(ctx context.Context, req *writv1.SubmitRequest, unknown 
 }
 
 func (c *Client) request(kind, id, key string, command proto.Message, opts SubmitOptions) (*writv1.SubmitRequest, error) {
+	if err := checkNames(kind, id, key); err != nil {
+		return nil, err
+	}
 	packed, err := pack(command)
 	if err != nil {
 		return nil, err
@@ -149,6 +153,19 @@ func (c *Client) request(kind, id, key string, command proto.Message, opts Submi
 		NoWait:         opts.NoWait,
 	}
 	return req, c.checkSize(req)
+}
+
+// checkNames refuses what protobuf could not encode.
+func checkNames(kind, id, key string) error {
+	for name, value := range map[string]string{"kind": kind, "id": id, "key": key} {
+		if !utf8.ValidString(value) {
+			return &Error{
+				Reason: ReasonInvalid, Code: codes.InvalidArgument,
+				Message: "the " + name + " must be UTF-8: encode binary ones, in hex for example",
+			}
+		}
+	}
+	return nil
 }
 
 func (c *Client) checkSize(req proto.Message) error {

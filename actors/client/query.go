@@ -35,6 +35,9 @@ type State struct {
 // Read returns an entity's state or the answer to a query. It retries like
 // Submit. The error is an *[Error], or a *[RejectedError] if the query refuses.
 func (c *Client) Read(ctx context.Context, kind, id string, opts ReadOptions) (*State, error) {
+	if err := checkNames(kind, id, ""); err != nil {
+		return nil, err
+	}
 	query, err := pack(opts.Query)
 	if err != nil {
 		return nil, err
@@ -100,6 +103,9 @@ func (c *Client) Cancel(ctx context.Context, kind, id, key, commandType string) 
 type keyMethod func(writv1.EntityServiceClient, context.Context, *writv1.OutcomeRequest, ...grpc.CallOption) (*writv1.OutcomeResponse, error)
 
 func (c *Client) keyCall(ctx context.Context, effect bool, kind, id, key, commandType string, method keyMethod) (*KeyOutcome, error) {
+	if err := checkNames(kind, id, key); err != nil {
+		return nil, err
+	}
 	req := &writv1.OutcomeRequest{
 		Entity:         &writv1.EntityRef{Kind: kind, Id: id},
 		IdempotencyKey: key,
