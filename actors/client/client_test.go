@@ -120,14 +120,16 @@ func TestTimeEnds(t *testing.T) {
 		address, _ := serve(t, node)
 		c := connect(t, func(cfg *client.Config) { cfg.BackoffMin, cfg.BackoffMax = ended, ended }, address)
 		_, err := c.Submit(ctx, "account", "a", "k", deposit(), client.SubmitOptions{})
-		var e *client.Error
-		if !errors.As(err, &e) || e.Unknown != unknown || !errors.Is(err, context.Canceled) {
-			// The cancellation may overtake the answer; then nobody knows.
-			if !(errors.As(err, &e) && e.Unknown && e.Code == codes.Canceled) {
-				t.Errorf("%s: got %+v", reason, err)
-			}
+		e, ok := errors.AsType[*client.Error](err)
+		if !ok || !errors.Is(err, context.Canceled) {
+			t.Fatalf("%s: got %+v", reason, err)
 		}
-		if e != nil && e.Unknown && (e.Reason != client.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "retry with the same key")) {
+		// The cancellation may overtake the answer; then nobody knows.
+		overtaken := e.Code == codes.Canceled && e.Unknown
+		if e.Unknown != unknown && !overtaken {
+			t.Errorf("%s: got %+v", reason, err)
+		}
+		if e.Unknown && (e.Reason != client.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "retry with the same key")) {
 			t.Errorf("%s: got %v", reason, err)
 		}
 	}

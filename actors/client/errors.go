@@ -168,8 +168,7 @@ func judge(a answer, sent bool) verdict {
 // IsUnknown reports whether err leaves the fate of the command open, so that it
 // must be retried with the same key.
 func IsUnknown(err error) bool {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Unknown
 	}
 	return err != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled))

@@ -194,9 +194,9 @@ func submit(t *testing.T, c *client.Client, key string) (*client.Outcome, error)
 
 func deposit() *accountv1.Deposit { return &accountv1.Deposit{AmountMinor: 5, Currency: "EUR"} }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }

@@ -29,8 +29,8 @@ const (
 	ended     = 30 * time.Second // a test that waits longer than this has failed
 )
 
-func registry(t testing.TB) *entity.Registry {
-	t.Helper()
+func registry(tb testing.TB) *entity.Registry {
+	tb.Helper()
 	account := entity.NewKind[*accountv1.Balance]("account")
 	entity.Handle(account, func(_ *entity.Context, s *accountv1.Balance, _ *accountv1.Deposit) (*accountv1.Balance, error) {
 		return s, nil
@@ -44,7 +44,7 @@ func registry(t testing.TB) *entity.Registry {
 	entity.Read(account, func(s *accountv1.Balance, _ *accountv1.Total) (*accountv1.Balance, error) { return s, nil })
 	r, err := entity.NewRegistry(account)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return r
 }
@@ -321,16 +321,16 @@ func accountShard() uint32 {
 	return sharding.Locate(shards, entity.Ref{Tenant: gateway.DefaultTenant, Kind: "account", ID: "a"})
 }
 
-func ctx(t testing.TB) context.Context {
-	t.Helper()
-	c, cancel := context.WithTimeout(t.Context(), ended)
-	t.Cleanup(cancel)
+func ctx(tb testing.TB) context.Context {
+	tb.Helper()
+	c, cancel := context.WithTimeout(tb.Context(), ended)
+	tb.Cleanup(cancel)
 	return c
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }

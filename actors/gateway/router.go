@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -194,8 +195,7 @@ func toLeader[Resp any](ctx context.Context, r *Router, ref entity.Ref, wait tim
 		return none, notFormed()
 	}
 	shard := sharding.Locate(n, ref)
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
+	var over <-chan time.Time // runs from the first refusal
 	for try := 1; ; try++ {
 		wakeup := r.wakeup() // before the table is read, so that no change is missed
 		tried := r.targets(shard)
@@ -203,7 +203,10 @@ func toLeader[Resp any](ctx context.Context, r *Router, ref entity.Ref, wait tim
 		if entity.ReasonOf(err) != entity.NotExecuted {
 			return resp, err
 		}
-		if try == triesMax || !r.waitForOther(ctx, shard, tried, wakeup, timer.C) {
+		if over == nil {
+			over = time.After(wait)
+		}
+		if try == triesMax || !r.waitForOther(ctx, shard, tried, wakeup, over) {
 			return none, r.hint(shard, err)
 		}
 	}
@@ -228,8 +231,8 @@ func follow[Resp any](ctx context.Context, shard uint32, targets []target, send 
 
 // redirect reads the leader out of a node's refusal.
 func redirect(at target, err error) (target, bool) {
-	var e *entity.Error
-	if !errors.As(err, &e) || e.Reason != entity.NotExecuted {
+	e, ok := errors.AsType[*entity.Error](err)
+	if !ok || e.Reason != entity.NotExecuted {
 		return target{}, false
 	}
 	leader := e.Details[leaderDetail]
@@ -260,14 +263,11 @@ func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target,
 
 // hint adds to a NOT_EXECUTED whom the table holds for the leader.
 func (r *Router) hint(shard uint32, err error) error {
-	var e *entity.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*entity.Error](err)
+	if !ok {
 		return err
 	}
-	own := &entity.Error{Reason: e.Reason, Message: e.Message, RetryAfter: e.RetryAfter, Details: map[string]string{}}
-	for name, value := range e.Details {
-		own.Details[name] = value
-	}
+	own := &entity.Error{Reason: e.Reason, Message: e.Message, RetryAfter: e.RetryAfter, Details: maps.Clone(e.Details)}
 	own.With("shard", strconv.FormatUint(uint64(shard), 10))
 	if node, term := r.cfg.Table.Leader(shard); node != "" && own.Details[leaderDetail] == "" {
 		own.With(leaderDetail, node).With(termDetail, strconv.FormatUint(term, 10))

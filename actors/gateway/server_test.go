@@ -49,11 +49,13 @@ func TestReflection(t *testing.T) {
 
 	alpha, err := reflectionv1alpha.NewServerReflectionClient(c.conns["n1"]).ServerReflectionInfo(ctx(t))
 	must(t, err)
+	//nolint:staticcheck // deprecated, and still what older tools ask
 	must(t, alpha.Send(&reflectionv1alpha.ServerReflectionRequest{
 		MessageRequest: &reflectionv1alpha.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "writ.account.v1.Deposit"},
 	}))
 	old, err := alpha.Recv()
 	must(t, err)
+	//nolint:staticcheck // deprecated, and still what older tools ask
 	if len(old.GetFileDescriptorResponse().GetFileDescriptorProto()) == 0 {
 		t.Errorf("v1alpha: the command's file is not found: %v", old)
 	}
@@ -208,7 +210,7 @@ func TestConnections(t *testing.T) {
 	must(t, err)
 	extra, err := net.Dial("tcp", address)
 	must(t, err)
-	defer extra.Close()
+	defer func() { _ = extra.Close() }()
 	if _, err := extra.Read(make([]byte, 1)); err == nil {
 		t.Error("the connection was kept")
 	}
