@@ -180,12 +180,14 @@ func (r *rig) badServe(t *testing.T) {
 		"window too short":      {serve(map[string]string{"--window": "1ms"}), "1ms"},
 		"token file is missing": {serve(map[string]string{"--tokens": filepath.Join(dir, "no.json")}), "no.json"},
 	}
-	if os.Getuid() != 0 { // root writes anywhere
-		cases["unwritable folder"] = struct {
-			args []string
-			word string
-		}{serve(map[string]string{"--dir": filepath.Join(sealed, "data")}), sealed}
+	unwritable := filepath.Join(sealed, "data")
+	if os.Getuid() == 0 { // root writes anywhere but here
+		unwritable = "/proc/data"
 	}
+	cases["unwritable folder"] = struct {
+		args []string
+		word string
+	}{serve(map[string]string{"--dir": unwritable}), unwritable}
 	for name, c := range cases {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		res, err := r.cli.Run(ctx, c.args...)

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	mrand "math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -166,6 +167,7 @@ func TestProcessRollingRestart(t *testing.T) {
 				t.Errorf("%s: exit code %d after %v; want 0 in under 10 s", node, code, took)
 			}
 			r.up(node)
+			r.replaysAt(ctx, node, w.History().Ops())
 			var pauses []time.Duration
 			for _, p := range probes {
 				pauses = append(pauses, p.Pause(begin))
@@ -189,4 +191,15 @@ func TestProcessRollingRestart(t *testing.T) {
 		}
 	}
 	r.verify(w, hedge)
+}
+
+// replaysAt sends old commands to one node that has just said that it is ready:
+// it knows all of them (C026).
+func (r *rig) replaysAt(ctx context.Context, node string, ops []Op) {
+	r.t.Helper()
+	ops = slices.DeleteFunc(ops, func(op Op) bool {
+		return op.Key == "" || (op.Answer.Verdict != Executed && op.Answer.Verdict != Rejected)
+	})
+	ops = ops[max(0, len(ops)-500):]
+	r.check("replays by "+node+" as soon as it is ready", CheckReplays(ops, Resend(ctx, &Rounds{Links: r.links, Nodes: []string{node}}, ops)))
 }

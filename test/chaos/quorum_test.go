@@ -1,0 +1,187 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Both followers freeze while fifty commands are in flight at the leader: the
+// clients learn that the outcome is unknown, the node says that it is not ready
+// and why, but stays alive; when the others wake, each key has executed once
+// (C008, C075).
+func TestProcessQuorumLost(t *testing.T) {
+	r := start(t, ProcessConfig{})
+	ctx := within(t, 3*time.Minute)
+	nodes := r.cluster.Nodes()
+	home := r.deposits(ctx, "quorum-", 1)
+	leaders, err := r.links.Leaders(ctx, nodes)
+	must(t, err)
+	leader := leaders[home["quorum-0"]]
+
+	for _, node := range others(r.cluster, leader) {
+		must(t, r.cluster.Pause(node))
+	}
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		ops   []Op
+		seen  = map[string]int{}
+		wrong []Answer
+	)
+	for i := range 50 {
+		op := Op{Action: Deposit, Account: "quorum-0", Amount: 1, Key: fmt.Sprintf("in-flight-%d", i)}
+		wg.Go(func() {
+			one, cancel := context.WithTimeout(ctx, 8*time.Second)
+			defer cancel()
+			a := call(one, r.links.Entity(leader), op)
+			mu.Lock()
+			defer mu.Unlock()
+			ops = append(ops, op)
+			seen[strings.TrimSpace(a.Code.String()+" "+a.Reason)]++
+			if a.Verdict != Unknown || (a.Code != codes.Unavailable && a.Code != codes.DeadlineExceeded) {
+				wrong = append(wrong, a)
+			}
+		})
+	}
+	must(t, eventually(within(t, 15*time.Second), "not ready without a majority", func(ctx context.Context) error {
+		if ok, text := Ready(ctx, r.cluster, leader); ok {
+			return fmt.Errorf("ready: %s", text)
+		}
+		return nil
+	}))
+	_, why := Ready(ctx, r.cluster, leader)
+	if !Alive(ctx, r.cluster, leader) {
+		t.Error("a node without a majority is not alive")
+	}
+	wg.Wait()
+	t.Logf("answers without a majority: %v; readiness: %s", seen, why)
+	for _, a := range wrong {
+		t.Errorf("without a majority: %+v", a)
+	}
+	for _, node := range others(r.cluster, leader) {
+		must(t, r.cluster.Resume(node))
+	}
+	must(t, AwaitReady(within(t, time.Minute), r.cluster, nodes...))
+	for key, a := range Resend(ctx, &Rounds{Links: r.links, Nodes: nodes}, ops) {
+		if a.Verdict != Executed {
+			t.Errorf("key %q: %+v", key, a)
+		}
+	}
+	if got := r.balances(ctx, []string{"quorum-0"})["quorum-0"].Amount; got != 150 {
+		t.Errorf("balance %d, want 150", got)
+	}
+	r.audit()
+}
+
+// Each node in turn loses its disk under load and is filled again by the others
+// under a new replica generation (C010).
+func TestProcessRefill(t *testing.T) {
+	random := rand.New(rand.NewPCG(seed(t), 15))
+	r := start(t, ProcessConfig{})
+	ctx := within(t, 5*time.Minute)
+	nodes := r.cluster.Nodes()
+	w, hedge := r.load(WorkloadConfig{Seed: random.Uint64(), Clients: 4, Accounts: 40, Registers: 4, Think: 20 * time.Millisecond})
+	loading, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { w.Run(loading) })
+	defer func() { stop(); wg.Wait() }()
+
+	generations := r.generations(ctx)
+	for _, node := range nodes {
+		r.kill(node)
+		must(t, r.cluster.Wipe(node))
+		begin := time.Now()
+		must(t, r.cluster.Start(node))
+		must(t, AwaitReady(within(t, 90*time.Second), r.cluster, nodes...))
+		r.awaitSettled(within(t, time.Minute), nodes)
+		t.Logf("%s lost its disk: filled again after %v", node, time.Since(begin).Round(time.Millisecond))
+		after := r.generations(ctx)
+		for shard, generation := range after[node] {
+			if before := generations[node][shard]; generation <= before {
+				t.Errorf("%s came back to shard %d as replica generation %d, was %d", node, shard, generation, before)
+			}
+		}
+		generations = after
+	}
+	stop()
+	wg.Wait()
+	r.verify(w, hedge)
+}
+
+// generations are the replica generations by node and shard, as placed.
+func (r *rig) generations(ctx context.Context) map[string]map[uint32]uint64 {
+	r.t.Helper()
+	status, err := r.links.Status(ctx, r.running()[0])
+	must(r.t, err)
+	all := map[string]map[uint32]uint64{}
+	for _, p := range status.GetMeta().GetShards() {
+		for _, replica := range p.GetReplicas() {
+			if all[replica.GetNode()] == nil {
+				all[replica.GetNode()] = map[uint32]uint64{}
+			}
+			all[replica.GetNode()][p.GetShard()] = replica.GetGeneration()
+		}
+	}
+	return all
+}
+
+// A node is drained under load and taken back.
+func TestProcessDrain(t *testing.T) {
+	r := start(t, ProcessConfig{})
+	ctx := within(t, 3*time.Minute)
+	nodes := r.cluster.Nodes()
+	probes, end := r.probes(ctx, "drain", &Library{Client: r.client})
+	begin := time.Now()
+	res, err := r.cli.Run(within(t, time.Minute), "cluster", "drain", "--addr", r.addr(), "--wait", "30s", "n2")
+	must(t, err)
+	if res.Code != 0 {
+		t.Fatalf("drain: exit %d: %s%s", res.Code, res.Stdout, res.Stderr)
+	}
+	took := time.Since(begin)
+	leaders, err := r.links.Leaders(ctx, nodes)
+	must(t, err)
+	for shard, leader := range leaders {
+		if leader == "n2" {
+			t.Errorf("shard %d is still led by the drained node", shard)
+		}
+	}
+	var pauses []time.Duration
+	for _, p := range probes {
+		pauses = append(pauses, p.Pause(begin))
+	}
+	median, greatest := spread(pauses)
+	t.Logf("drained in %v; pause per shard: median %v, greatest %v", took.Round(time.Millisecond), median.Round(time.Millisecond), greatest.Round(time.Millisecond))
+	res, err = r.cli.Run(within(t, time.Minute), "cluster", "drain", "--addr", r.addr(), "--undo", "n2")
+	must(t, err)
+	if res.Code != 0 {
+		t.Fatalf("undo: exit %d: %s%s", res.Code, res.Stdout, res.Stderr)
+	}
+	must(t, eventually(within(t, 30*time.Second), "the node leads again", func(ctx context.Context) error {
+		leaders, err := r.links.Leaders(ctx, nodes)
+		if err != nil {
+			return err
+		}
+		for _, leader := range leaders {
+			if leader == "n2" {
+				return nil
+			}
+		}
+		return fmt.Errorf("leaders: %v", leaders)
+	}))
+	end()
+	for shard, p := range probes {
+		for _, op := range p.Ops() {
+			if op.Answer.Verdict != Executed {
+				t.Errorf("shard %d: the client did not absorb: %+v", shard, op)
+			}
+		}
+	}
+	r.audit()
+}
