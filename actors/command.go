@@ -1,0 +1,347 @@
+package actors
+
+import (
+	"bytes"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+	writv1 "writ/proto/writ/v1"
+)
+
+// submit is a command, checked and decoded at the front door.
+type submit struct {
+	id          keyID
+	handler     *entity.Handler
+	command     proto.Message
+	size        int
+	fingerprint []byte
+	issuedAt    time.Time // zero: not said
+	ifVersion   *uint64
+	noWait      bool
+	tag         uint64
+	trace       string
+}
+
+// keyID names an idempotency key within its entity.
+type keyID struct{ commandType, key string }
+
+// domain stands in the ErrorInfo of a rejection.
+const domain = "writ"
+
+// openSubmit checks a command's form, decodes it and computes its fingerprint, so
+// that the entity's turn is not spent on it.
+func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.SubmitRequest) error {
+	ref, def, err := r.checkRef(req.GetTenant(), body.GetEntity())
+	if err != nil {
+		return err
+	}
+	name := typeName(body.GetCommand())
+	h := def.Command(name)
+	if h == nil {
+		return entity.Errorf(entity.Invalid, "kind %q has no command %q", def.Name(), cut(name, 256))
+	}
+	s := &submit{
+		id: keyID{name, body.GetIdempotencyKey()}, handler: h, size: len(body.GetCommand().GetValue()),
+		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: trace(req.GetTrace()),
+	}
+	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
+		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
+	}
+	if at := body.GetIssuedAt(); at != nil {
+		if err := at.CheckValid(); err != nil {
+			return entity.Errorf(entity.Invalid, "issued_at is not a valid time")
+		}
+		s.issuedAt = at.AsTime()
+	}
+	s.command = h.Type.New().Interface()
+	if err := proto.Unmarshal(body.GetCommand().GetValue(), s.command); err != nil {
+		return entity.Errorf(entity.Invalid, "the command's bytes are not a %s", name)
+	}
+	if path, found := entity.UnknownField(s.command); found {
+		return entity.Errorf(entity.Invalid, "the command has a field that this node does not know: %s", cut(path, 256)).
+			With("field", cut(path, 256))
+	}
+	s.fingerprint = entity.Fingerprint(s.command)
+	c.ref, c.work = ref, s
+	return nil
+}
+
+// trace keeps a W3C traceparent and drops anything longer or not printable.
+func trace(header string) string {
+	const most = 128
+	if len(header) > most || strings.ContainsFunc(header, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return ""
+	}
+	return header
+}
+
+// submit does one command: deduplication before everything else, since what
+// follows may change between versions and retries.
+func (a *activation) submit(c *call, s *submit) {
+	if !s.handler.AtLeastOnce {
+		if p := a.keys[s.id]; p != nil {
+			a.join(c, s, p)
+			return
+		}
+		stored, err := a.shard.store.Key(a.ref, s.id.commandType, []byte(s.id.key))
+		if err != nil {
+			a.unreadable(c, "idempotency key", err)
+			return
+		}
+		if stored != nil {
+			a.recall(c, s, stored)
+			return
+		}
+		if a.mayBeForgotten(s.issuedAt) {
+			c.refuse(entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known"))
+			return
+		}
+	}
+	if err := a.admit(s); err != nil {
+		c.refuse(err)
+		return
+	}
+	if s.ifVersion != nil && *s.ifVersion != a.current.version {
+		version := a.current.version
+		a.barrier(func(err error) {
+			if err == nil {
+				err = entity.Errorf(entity.VersionMismatch, "the entity is at version %d, not %d", version, *s.ifVersion).
+					With("version", strconv.FormatUint(version, 10))
+			} else {
+				err = ownless(err)
+			}
+			c.refuse(err)
+		})
+		return
+	}
+	a.decide(c, s)
+}
+
+// join deals with a key that is in flight.
+func (a *activation) join(c *call, s *submit, p *proposal) {
+	key, result := p.commit.GetKey(), p.commit.GetOutcome()
+	if s.noWait {
+		c.refuse(entity.Errorf(entity.InFlight, "a command with this key is being executed: ask for its outcome").Retry(retryInFlight))
+		return
+	}
+	same := sameCommand(s, key)
+	p.then = append(p.then, func(err error) {
+		switch {
+		case result.GetDecision() == recordv1.Outcome_CANCELLED && err == nil:
+			c.refuse(errCancelled())
+		case err == nil && same:
+			a.rt.cfg.Metrics.Add(Attached, "", 1)
+			c.answer(forwardSubmit(submitResponse(key, result, s.tag, true)), nil)
+		case err == nil:
+			c.refuse(errKeyReused())
+		case same:
+			c.refuse(err)
+		default:
+			c.refuse(ownless(err))
+		}
+	})
+}
+
+const retryInFlight = 100 * time.Millisecond
+
+// recall answers from what is stored under the key.
+func (a *activation) recall(c *call, s *submit, stored *recordv1.KeyRecord) {
+	key, result := stored.GetKey(), stored.GetOutcome()
+	switch {
+	case result.GetDecision() == recordv1.Outcome_CANCELLED:
+		c.refuse(errCancelled())
+	case key.GetFingerprintAlgorithm() != entity.FingerprintAlgorithm:
+		c.refuse(entity.Errorf(entity.NotExecuted, "the key was stored with fingerprint algorithm %d, which this node does not know",
+			key.GetFingerprintAlgorithm()))
+	case !sameCommand(s, key):
+		c.refuse(errKeyReused())
+	default:
+		a.rt.cfg.Metrics.Add(Replayed, "", 1)
+		c.answer(forwardSubmit(submitResponse(key, result, s.tag, true)), nil)
+	}
+}
+
+func sameCommand(s *submit, key *recordv1.Key) bool {
+	return bytes.Equal(s.fingerprint, key.GetFingerprint())
+}
+
+func errKeyReused() *entity.Error {
+	return entity.Errorf(entity.KeyReused, "the key was used for another payload: use a new key for a new intent")
+}
+
+func errCancelled() *entity.Error {
+	return entity.Errorf(entity.Cancelled, "the key was cancelled: its command will never execute")
+}
+
+// unreadable answers when the store fails.
+func (a *activation) unreadable(c *call, what string, err error) {
+	a.rt.log.Error("cannot read "+what, a.attr(), errAttr(err))
+	c.refuse(entity.Errorf(entity.NotExecuted, "the %s could not be read on node %s", what, a.rt.cfg.Node))
+}
+
+// mayBeForgotten reports that a command issued at the given time, whose key is
+// not stored, may have executed so long ago that its key was forgotten. The
+// client's clock may run ahead, so times shortly after count as well.
+func (a *activation) mayBeForgotten(issuedAt time.Time) bool {
+	if issuedAt.IsZero() {
+		return false
+	}
+	through := a.shard.store.ExpiredThrough()
+	return through != 0 && issuedAt.Add(-a.rt.cfg.skew()).UnixNano() <= through
+}
+
+// admit checks a new command against limits and load.
+func (a *activation) admit(s *submit) error {
+	if s.size > a.rt.cfg.Limits.Command {
+		return tooLarge("command", s.size, a.rt.cfg.Limits.Command)
+	}
+	if a.out.pending >= a.rt.cfg.Limits.Outbox {
+		return overloaded("the entity has %d events that are not confirmed yet", a.out.pending)
+	}
+	return a.room()
+}
+
+// room checks that the lease has room for one more record.
+func (a *activation) room() error {
+	records, bytes := a.lease.Load()
+	if records >= a.rt.cfg.Limits.Proposals || bytes >= a.rt.cfg.Limits.ProposalBytes {
+		return overloaded("shard %d has too many records in flight", a.shard.number)
+	}
+	return nil
+}
+
+// decide runs the handler and proposes what it decided.
+func (a *activation) decide(c *call, s *submit) {
+	now := time.Now()
+	d, err := a.run(s.handler, entity.Ref{}, now, s.command)
+	var commit *recordv1.Commit
+	rejected := (*entity.Rejection)(nil)
+	if err == nil {
+		commit, err = a.compose(d, origin{acceptedAt: now.UnixNano(), trace: s.trace, hops: 1})
+	} else if errors.As(err, &rejected) {
+		commit, err = a.emptyCommit(), nil
+	}
+	if err != nil {
+		a.undecided(c, err)
+		return
+	}
+	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1}
+	if rejected == nil {
+		result.Decision, result.Reply = recordv1.Outcome_EXECUTED, d.reply
+	} else {
+		result.Decision, result.Code = recordv1.Outcome_REJECTED, uint32(rejected.Code)
+		result.Reason, result.Message = rejected.Reason, rejected.Message
+	}
+	key := &recordv1.Key{CommandType: s.id.commandType, AcceptedAt: now.UnixNano()}
+	if !s.handler.AtLeastOnce {
+		a.fillKey(key, s)
+		commit.Key, commit.Outcome = key, result
+	} else if rejected != nil { // nothing to store: an answer without a record
+		result.Version--
+		a.barrier(func(err error) { a.finish(c, s, key, result, ownless(err)) })
+		return
+	}
+	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
+		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record))
+		return
+	}
+	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}
+	if rejected == nil {
+		p.after.state = d.state
+	}
+	p.then = []func(error){func(err error) { a.finish(c, s, key, result, err) }}
+	if commit.Key != nil {
+		a.keys[s.id] = p
+	}
+	a.advance(p)
+}
+
+func (a *activation) fillKey(key *recordv1.Key, s *submit) {
+	key.Key = []byte(s.id.key)
+	key.FingerprintAlgorithm, key.Fingerprint = entity.FingerprintAlgorithm, s.fingerprint
+	key.ExpiresAt = a.lease.LogTime() + int64(a.rt.cfg.window(a.def))
+}
+
+// finish answers the caller whose command was decided.
+func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recordv1.Outcome, err error) {
+	if err != nil {
+		c.refuse(err)
+		return
+	}
+	if result.GetDecision() == recordv1.Outcome_REJECTED {
+		a.rt.cfg.Metrics.Add(Rejected, "", 1)
+	} else {
+		a.rt.cfg.Metrics.Add(Executed, "", 1)
+	}
+	c.answer(forwardSubmit(submitResponse(key, result, s.tag, false)), nil)
+}
+
+// undecided answers a command that left no record: its handler failed, or made
+// too much. A failed handler costs the activation, and its caller hears it at
+// once, but not what happened: that may be nobody's business and stands in the
+// log. A size depends on the state before it, so that answer waits for it.
+func (a *activation) undecided(c *call, err error) {
+	var failure *handlerFailure
+	if errors.As(err, &failure) {
+		a.breakOff()
+		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler failed: nothing was stored"))
+		return
+	}
+	a.settled(func(earlier error) {
+		if earlier != nil {
+			err = ownless(earlier)
+		}
+		c.refuse(err)
+	})
+}
+
+// committedKey takes a key out of flight: from here on the store knows it, or
+// nobody does.
+func (a *activation) committedKey(p *proposal) {
+	if key := p.commit.GetKey(); key != nil {
+		id := keyID{key.GetCommandType(), string(key.GetKey())}
+		if a.keys[id] == p {
+			delete(a.keys, id)
+		}
+	}
+}
+
+// submitResponse is the answer that a key stands for: the same for the first
+// caller and for all later ones, but for the flag.
+func submitResponse(key *recordv1.Key, result *recordv1.Outcome, tag uint64, replayed bool) *writv1.SubmitResponse {
+	answer := &writv1.SubmitResponse{
+		Reply:      toAny(result.GetReply()),
+		Replayed:   replayed,
+		AcceptedAt: timestamppb.New(time.Unix(0, key.GetAcceptedAt())),
+		Version:    result.GetVersion(),
+		Tag:        tag,
+	}
+	if result.GetDecision() == recordv1.Outcome_REJECTED {
+		answer.Rejection = rejectionStatus(result)
+	}
+	return answer
+}
+
+func rejectionStatus(result *recordv1.Outcome) *spb.Status {
+	st := &spb.Status{Code: int32(result.GetCode()), Message: result.GetMessage()}
+	info, err := anypb.New(&errdetails.ErrorInfo{Reason: result.GetReason(), Domain: domain})
+	if err == nil { // fails only for text that is not UTF-8, which no record can hold
+		st.Details = append(st.Details, info)
+	}
+	return st
+}
+
+func forwardSubmit(s *writv1.SubmitResponse) *nodev1.ForwardResponse {
+	return &nodev1.ForwardResponse{Answer: &nodev1.ForwardResponse_Submit{Submit: s}}
+}

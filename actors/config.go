@@ -1,0 +1,134 @@
+package actors
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"writ/actors/entity"
+)
+
+// Config is what a runtime needs to know. Registry and Courier have no default.
+type Config struct {
+	// Node is this node's name, for messages.
+	Node string
+	// Registry holds the kinds of this node.
+	Registry *entity.Registry
+	// Shards is the cluster's number of shards: a call for an entity of another
+	// shard is refused. 0: not checked.
+	Shards uint32
+	// Limits are DefaultLimits if left zero.
+	Limits Limits
+	// Window says how long a kind's idempotency keys are remembered, in log time.
+	// Where it is nil or 0 the kind's own window counts, and then 24 h.
+	Window func(kind string) time.Duration
+	// Skew is how far a client's clock may run ahead: a command issued up to so
+	// long after the latest forgotten acceptance is refused as EXPIRED. It never
+	// counts for more than a quarter of the shortest window. Default 1 min.
+	Skew time.Duration
+	// Courier carries events.
+	Courier Courier
+	// Sends is the number of deliveries at once from this node, separately for
+	// healthy lanes and for lanes in trouble. Default 64.
+	Sends int
+	// SendTimeout ends one delivery. Default 10 s.
+	SendTimeout time.Duration
+	// Retry is the time between tries of a lane. Default 20 ms to 5 s.
+	Retry Retry
+	// MaxAttempts is the number of refused deliveries after which a lane is
+	// parked. Default 8.
+	MaxAttempts int
+	// Passivation is how long an entity stays in memory unused. Default 5 min.
+	Passivation time.Duration
+	// Admit is asked before every client call for a shard; its error, an
+	// *entity.Error, is the answer. Nil admits all.
+	Admit func(shard uint32) error
+	// Freshness is told by STALE reads. Nil: zero values.
+	Freshness Freshness
+	// Metrics may be nil.
+	Metrics Metrics
+	// Logger may be nil.
+	Logger *slog.Logger
+}
+
+// Retry is an exponential delay with jitter.
+type Retry struct{ First, Most time.Duration }
+
+const defaultWindow = 24 * time.Hour
+
+// withDefaults fills what was left open.
+func (c Config) withDefaults() Config {
+	if c.Limits == (Limits{}) {
+		c.Limits = DefaultLimits()
+	}
+	set(&c.Skew, time.Minute)
+	set(&c.Sends, 64)
+	set(&c.SendTimeout, 10*time.Second)
+	set(&c.Retry, Retry{First: 20 * time.Millisecond, Most: 5 * time.Second})
+	set(&c.MaxAttempts, 8)
+	set(&c.Passivation, 5*time.Minute)
+	if c.Metrics == nil {
+		c.Metrics = noMetrics{}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Validate names everything that is wrong with the configuration.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Registry == nil {
+		errs = append(errs, errors.New("registry is missing"))
+	}
+	if c.Courier == nil {
+		errs = append(errs, errors.New("courier is missing"))
+	}
+	if c.Skew < 0 || c.SendTimeout < 0 || c.Passivation < 0 {
+		errs = append(errs, errors.New("skew, send timeout and passivation must not be negative"))
+	}
+	if c.Sends < 1 || c.MaxAttempts < 1 {
+		errs = append(errs, errors.New("sends and max attempts must be at least 1"))
+	}
+	if c.Retry.First <= 0 || c.Retry.Most < c.Retry.First {
+		errs = append(errs, fmt.Errorf("retry must go from a positive delay upwards, is %v to %v", c.Retry.First, c.Retry.Most))
+	}
+	return errors.Join(append(errs, c.Limits.Validate())...)
+}
+
+// window is how long keys of a kind are remembered.
+func (c Config) window(def *entity.Definition) time.Duration {
+	if c.Window != nil {
+		if d := c.Window(def.Name()); d > 0 {
+			return d
+		}
+	}
+	if d := def.Window(); d > 0 {
+		return d
+	}
+	return defaultWindow
+}
+
+// skew is the tolerance for clients' clocks. It stays well below the shortest
+// window: else a command issued just now could look older than what is forgotten.
+func (c Config) skew() time.Duration {
+	d := c.Skew
+	for _, kind := range c.Registry.Kinds() {
+		d = min(d, c.window(c.Registry.Kind(kind))/4)
+	}
+	return d
+}
+
+// tick is the pace of the gates' housekeeping.
+func (c Config) tick() time.Duration {
+	return max(10*time.Millisecond, min(c.Passivation/8, time.Second))
+}

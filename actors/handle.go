@@ -1,0 +1,185 @@
+package actors
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/entity"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// decision is what a handler made of a message.
+type decision struct {
+	state   proto.Message
+	reply   *recordv1.Payload // nil for an event
+	emitted []entity.Emission
+}
+
+// origin is what the rows of a decision tell about where they come from.
+type origin struct {
+	acceptedAt int64
+	trace      string
+	parent     *recordv1.EventId
+	hops       uint32
+}
+
+// handlerFailure is a handler that panicked or that broke its contract.
+type handlerFailure struct{ text string }
+
+func (f *handlerFailure) Error() string { return f.text }
+
+// run calls a handler on a clone of the current state. The error is a
+// *entity.Rejection that may be stored, a *handlerFailure, or TOO_LARGE.
+func (a *activation) run(h *entity.Handler, source entity.Ref, now time.Time, message proto.Message) (*decision, error) {
+	d := &decision{state: proto.Clone(a.current.state)}
+	ctx := entity.NewContext(a.ref, source, now.UTC())
+	reply, err := a.call(h, ctx, d.state, message)
+	if err != nil {
+		return nil, a.handlerError(err)
+	}
+	d.emitted = ctx.Emitted()
+	if source != (entity.Ref{}) || reply == nil {
+		return d, nil
+	}
+	if d.reply, err = a.encode(reply); err != nil {
+		return nil, a.handlerFailed("its reply: %v", err)
+	}
+	if size, most := len(d.reply.GetData()), a.rt.cfg.Limits.Reply; size > most {
+		return nil, tooLarge("reply", size, most)
+	}
+	return d, nil
+}
+
+// call runs user code.
+func (a *activation) call(h *entity.Handler, ctx *entity.Context, state, message proto.Message) (reply proto.Message, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			a.rt.log.Error("a handler panicked", a.attr(), slog.String("message", string(message.ProtoReflect().Descriptor().FullName())),
+				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			err = &handlerFailure{fmt.Sprintf("the handler panicked: %v", p)}
+		}
+	}()
+	return h.Call(ctx, state, message)
+}
+
+// handlerError sorts out what a handler returned.
+func (a *activation) handlerError(err error) error {
+	var failure *handlerFailure
+	if errors.As(err, &failure) {
+		return err
+	}
+	var rejection *entity.Rejection
+	if !errors.As(err, &rejection) || rejection == nil {
+		return a.handlerFailed("%v", err)
+	}
+	out := *rejection
+	if out.Code == 0 {
+		out.Code = entity.FailedPrecondition
+	}
+	if out.Reason == "" {
+		out.Reason = "REJECTED"
+	}
+	switch {
+	case !out.Code.Valid():
+		return a.handlerFailed("it rejected with code %d, which is not a handler's to choose", out.Code)
+	case !utf8.ValidString(out.Reason) || !utf8.ValidString(out.Message):
+		return a.handlerFailed("it rejected with a text that is not UTF-8")
+	}
+	out.Reason, out.Message = cut(out.Reason, 64), cut(out.Message, a.rt.cfg.Limits.Text)
+	return &out
+}
+
+// handlerFailed is for a handler that returned without a panic, but not what it
+// may return.
+func (a *activation) handlerFailed(format string, args ...any) error {
+	f := &handlerFailure{"the handler failed: " + fmt.Sprintf(format, args...)}
+	a.rt.log.Error("a handler failed", a.attr(), errAttr(f))
+	return f
+}
+
+func (a *activation) encode(m proto.Message) (*recordv1.Payload, error) {
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	return &recordv1.Payload{Type: string(m.ProtoReflect().Descriptor().FullName()), Schema: a.def.Schema(), Data: data}, nil
+}
+
+// emptyCommit changes nothing but the version.
+func (a *activation) emptyCommit() *recordv1.Commit {
+	return &recordv1.Commit{Entity: toRef(a.ref), BaseVersion: a.current.version}
+}
+
+// compose makes the commit of a decision. It changes nothing in the activation:
+// the record may still turn out too large.
+func (a *activation) compose(d *decision, from origin) (*recordv1.Commit, error) {
+	commit := a.emptyCommit()
+	state, err := a.encode(d.state)
+	if err != nil {
+		return nil, a.handlerFailed("its state: %v", err)
+	}
+	limits := a.rt.cfg.Limits
+	if size := len(state.GetData()); size > limits.State {
+		return nil, tooLarge("state", size, limits.State)
+	}
+	commit.Mutations = []*recordv1.Mutation{{Bucket: recordv1.Bucket_STATE, Value: state}}
+	if len(d.emitted) > limits.Rows {
+		return nil, tooLarge("rows", len(d.emitted), limits.Rows)
+	}
+	lanes := map[entity.Ref]uint64{}
+	for i, e := range d.emitted {
+		row, err := a.row(e, from)
+		if err != nil {
+			return nil, err
+		}
+		lanes[e.To]++
+		row.Sequence = a.sequence + uint64(i) + 1
+		row.LaneSequence = a.out.numbered(e.To) + lanes[e.To]
+		commit.Rows = append(commit.Rows, row)
+	}
+	return commit, nil
+}
+
+// row makes the row of one emission, without its numbers.
+func (a *activation) row(e entity.Emission, from origin) (*recordv1.Row, error) {
+	if e.Event == nil || !e.Event.ProtoReflect().IsValid() {
+		return nil, a.handlerFailed("it emitted no message")
+	}
+	if !validName(e.To.Kind, maxKind) {
+		return nil, a.handlerFailed("it emitted to the kind %q", e.To.Kind)
+	}
+	if !validName(e.To.ID, a.rt.cfg.Limits.Name) {
+		return nil, a.handlerFailed("it emitted to an id of %d bytes that is not a valid one", len(e.To.ID))
+	}
+	event, err := a.encode(e.Event)
+	if err != nil {
+		return nil, a.handlerFailed("its event: %v", err)
+	}
+	if size, most := len(event.GetData()), a.rt.cfg.Limits.Event; size > most {
+		return nil, tooLarge("event", size, most)
+	}
+	return &recordv1.Row{
+		Source: toRef(a.ref), Epoch: a.lease.Epoch(), Destination: toRef(e.To), Event: event,
+		AcceptedAt: from.acceptedAt, Parent: from.parent, Hops: from.hops, Trace: from.trace,
+	}, nil
+}
+
+// maxKind is the longest name of a kind. A kind need not be defined here: its
+// lane is then parked.
+const maxKind = 64
+
+// advance proposes a commit and goes on with what it leads to.
+func (a *activation) advance(p *proposal) {
+	a.current = p.after
+	a.sequence += uint64(len(p.commit.GetRows()))
+	a.out.number(p.commit.GetRows())
+	a.propose(&recordv1.Record{Body: &recordv1.Record_Commit{Commit: p.commit}}, p)
+}
+
+func errAttr(err error) slog.Attr { return slog.Any("error", err) }

@@ -1,0 +1,308 @@
+package actors
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// lane is the sending side of one lane. Its life:
+//
+//	pump: queue a job ─► worker takes rows (taken) ─► delivers (sent)
+//	  applied   ─► confirm through the log, pump on
+//	  gap       ─► rewind to applied + 1; gone there ─► park
+//	  refused   ─► confirm what was applied, count the attempt through the log,
+//	               pause, send again; too many ─► park
+//	  trouble   ─► pause, send again
+//
+// A rewind begins a new turn: answers of jobs from earlier turns only tell how far
+// the destination is.
+type lane struct {
+	to    entity.Ref
+	state laneState // committed
+	acked uint64    // the destination has applied up to here
+	next  uint64    // to be sent next
+
+	turn   int
+	jobs   int  // queued or in flight, of all turns
+	window int  // jobs at once; 1 until the first success
+	newest *job // its extent is not known yet
+	drain  bool // jobs of an earlier turn must come back first
+	epoch  uint64
+	alone  bool // the next row is of another epoch: nothing may overtake it
+
+	pause    pause
+	timer    *time.Timer
+	naps     int // pauses so far
+	delay    backoff.ExponentialBackOff
+	failures int  // since the last success
+	marking  bool // a confirmation is in flight
+	unwell   bool // a lane update has failed: none before the pause is over
+	decision *decisionOnRow
+}
+
+// pause says why a lane is not sent although rows wait.
+type pause int
+
+const (
+	pauseNone pause = iota
+	// pauseTrouble: the way is not open; ends early when routes change.
+	pauseTrouble
+	// pauseRefused: the destination refused the row; ends with time only.
+	pauseRefused
+)
+
+// decisionOnRow is what must be in the log before a refused row is sent again.
+type decisionOnRow struct {
+	sequence uint64
+	kind     nodev1.Refusal_Kind
+	reason   string
+	park     bool // at once, without counting
+	proposed bool
+}
+
+// job is one delivery. Only lane, turn and from are looked at by the relay.
+type job struct {
+	lane      *lane
+	turn      int
+	from      uint64
+	epoch     uint64 // of the rows in flight; 0: any
+	confirmed uint64 // before the job
+}
+
+// taken says how far a job's batch goes, so that the next one can follow.
+type taken struct {
+	job         *job
+	last, epoch uint64
+}
+
+// sent is what became of a job.
+type sent struct {
+	job         *job
+	first, last uint64 // what was sent; 0: nothing
+	answer      *nodev1.DeliverResponse
+	err         error
+	gone        bool // the row is not in the outbox
+	wait        bool // the row is of another epoch than those in flight
+}
+
+// wake ends a pause, unless it was ended before.
+type wake struct {
+	lane *lane
+	nap  int
+}
+
+// marked is the verdict of a lane update.
+type marked struct {
+	lane   *lane
+	update *recordv1.LaneUpdate
+	err    error
+}
+
+// rewind begins a new turn behind what the destination has.
+func (l *lane) rewind() {
+	l.turn++
+	l.next = l.acked + 1
+	l.window, l.newest, l.alone = 1, nil, false
+	l.drain = l.jobs > 0
+}
+
+// recover forgets troubles.
+func (l *lane) recover() {
+	l.failures = 0
+	l.delay.Reset()
+}
+
+func (l *lane) stopTimer() {
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	l.naps++
+	l.pause = pauseNone
+}
+
+// pump queues the next job of a lane if there may be one.
+func (r *relay) pump(l *lane) {
+	switch {
+	case r.ending || !l.state.open() || l.next > l.state.numbered:
+	case l.pause != pauseNone || l.decision != nil || l.drain:
+	case l.newest != nil || l.jobs >= l.window || (l.alone && l.jobs > 0):
+	default:
+		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed}
+		if l.jobs > 0 {
+			j.epoch = l.epoch
+		}
+		l.jobs++
+		l.newest, l.alone = j, false
+		to := r.rt.healthy
+		if l.failures > 0 {
+			to = r.rt.troubled
+		}
+		work := r.work(l.to)
+		to.run(func() { work(j) })
+	}
+}
+
+// work makes the part of a job that runs on a sender's goroutine: it touches
+// nothing of the relay.
+func (r *relay) work(to entity.Ref) func(*job) {
+	rt, self, store, ref, deliver := r.rt, r.self, r.shard.store, r.ref, r.deliver
+	stopped := r.stopped
+	return func(j *job) {
+		if stopped() {
+			return // the relay waits for no jobs
+		}
+		rows, err := store.Rows(ref, to, j.from, batchRows, batchBytes)
+		switch {
+		case err != nil:
+			rt.send(self, &sent{job: j, err: fmt.Errorf("read rows: %w", err)})
+			return
+		case len(rows) == 0 || rows[0].GetLaneSequence() != j.from:
+			rt.send(self, &sent{job: j, gone: true})
+			return
+		case j.epoch != 0 && rows[0].GetEpoch() != j.epoch:
+			rt.send(self, &sent{job: j, wait: true})
+			return
+		}
+		rows = oneEpoch(rows)
+		first, last := j.from, rows[len(rows)-1].GetLaneSequence()
+		rt.send(self, &taken{job: j, last: last, epoch: rows[0].GetEpoch()})
+		answer, err := deliver(&nodev1.DeliverRequest{Rows: rows})
+		if err == nil && answer == nil {
+			err = errors.New("no answer")
+		}
+		rt.send(self, &sent{job: j, first: first, last: last, answer: answer, err: err})
+	}
+}
+
+// oneEpoch cuts a batch where the epoch changes.
+func oneEpoch(rows []*recordv1.Row) []*recordv1.Row {
+	for i, row := range rows {
+		if row.GetEpoch() != rows[0].GetEpoch() {
+			return rows[:i]
+		}
+	}
+	return rows
+}
+
+// taken lets the next job follow.
+func (r *relay) taken(m *taken) {
+	l := m.job.lane
+	if l.newest != m.job {
+		return
+	}
+	l.newest, l.next, l.epoch = nil, m.last+1, m.epoch
+	r.pump(l)
+}
+
+// sent acts on a job's result.
+func (r *relay) sent(m *sent) {
+	l := m.job.lane
+	l.jobs--
+	if l.jobs == 0 {
+		l.drain = false
+	}
+	if l.newest == m.job {
+		l.newest = nil
+	}
+	if m.first > 0 {
+		r.rt.cfg.Metrics.Add(RowsSent, "", int(m.last-m.first+1))
+	}
+	if m.err == nil && m.answer != nil {
+		// Not beyond this batch: later rows may reuse numbers of before a restore.
+		l.acked = max(l.acked, min(m.answer.GetApplied(), m.last))
+	}
+	if r.ending {
+		return
+	}
+	if m.job.turn == l.turn {
+		r.result(l, m)
+	}
+	r.confirm(l)
+	r.settle(l)
+	r.pump(l)
+}
+
+// result acts on the answer to a job of the current turn.
+func (r *relay) result(l *lane, m *sent) {
+	switch {
+	case m.gone && m.job.from <= l.acked: // confirmed while the job was queued
+		l.rewind()
+	case m.gone:
+		r.decide(l, &decisionOnRow{sequence: m.job.from, park: true, reason: "the row is gone from the outbox"})
+	case m.wait:
+		l.next, l.alone = m.job.from, true
+	case m.err != nil:
+		r.trouble(l, m.err)
+	case m.answer.GetRefusal() != nil && m.answer.GetApplied() < l.acked: // taken since
+		l.rewind()
+	case m.answer.GetRefusal() != nil:
+		r.refused(l, m.answer.GetApplied()+1, m.answer.GetRefusal())
+	case m.answer.GetGap():
+		r.gap(l, m)
+	case m.answer.GetApplied() < m.last:
+		r.trouble(l, errors.New("the destination did not apply the batch and does not say why"))
+	default:
+		l.recover()
+		l.window = min(l.window+1, windowMost)
+	}
+}
+
+// trouble on the way says nothing about the row: it costs time, not an attempt.
+func (r *relay) trouble(l *lane, err error) {
+	l.failures++
+	if l.failures == 1 {
+		r.rt.log.Debug("trouble on the way to a destination", r.attr(), errAttr(err))
+	}
+	l.rewind()
+	d := l.delay.NextBackOff()
+	var e *entity.Error
+	if errors.As(err, &e) {
+		d = max(d, min(e.RetryAfter, r.rt.cfg.Retry.Most))
+	}
+	r.later(l, pauseTrouble, d)
+}
+
+// gap goes back to the row that the destination misses.
+func (r *relay) gap(l *lane, m *sent) {
+	applied := m.answer.GetApplied()
+	switch {
+	case applied < m.job.confirmed:
+		r.decide(l, &decisionOnRow{sequence: applied + 1, park: true, reason: fmt.Sprintf(
+			"the destination has applied %d rows only, but %d were confirmed: it has lost what it had", applied, m.job.confirmed)})
+	case applied+1 >= m.first:
+		r.trouble(l, errors.New("the destination misses rows that were sent to it"))
+	case l.failures > 0:
+		r.trouble(l, errors.New("the destination misses rows again"))
+	default: // overtaken on the way; twice in a row is trouble
+		l.failures++
+		l.rewind()
+	}
+}
+
+// refused has the attempt counted, or the lane parked.
+func (r *relay) refused(l *lane, sequence uint64, refusal *nodev1.Refusal) {
+	d := &decisionOnRow{
+		sequence: sequence, kind: refusal.GetKind(),
+		reason: cut(refusal.GetKind().String()+": "+refusal.GetReason(), r.rt.cfg.Limits.Text),
+	}
+	switch refusal.GetKind() {
+	case nodev1.Refusal_UNKNOWN_KIND, nodev1.Refusal_HOP_LIMIT:
+		d.park = true
+	case nodev1.Refusal_REJECTED, nodev1.Refusal_PANICKED, nodev1.Refusal_TOO_LARGE, nodev1.Refusal_KIND_UNSPECIFIED:
+	}
+	r.decide(l, d)
+}
+
+// decide holds the lane until a decision is in the log.
+func (r *relay) decide(l *lane, d *decisionOnRow) {
+	l.rewind()
+	l.decision = d
+}

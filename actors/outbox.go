@@ -1,0 +1,190 @@
+package actors
+
+import (
+	"github.com/asynkron/protoactor-go/actor"
+
+	"writ/actors/entity"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// outbox is an activation's side of its lanes: it gives out lane sequences and
+// keeps a relay running while rows wait. What becomes of the rows is the relay's.
+type outbox struct {
+	lanes map[entity.Ref]*outLane
+	// pending: rows that are not confirmed, those in flight included.
+	pending int
+	// open: lanes in which committed rows wait to be sent.
+	open int
+
+	relay *actor.PID // nil: none
+	told  uint64     // messages to the relay
+	stops bool       // the relay has been asked to end
+	fails bool       // a relay has ended by itself
+	// grown: lanes that have got rows since the relay was last told.
+	grown []entity.Ref
+}
+
+// outLane is one lane.
+type outLane struct {
+	numbered uint64    // ahead of what is committed
+	lane     laneState // committed
+}
+
+// laneState is a committed lane as activation and relay know it.
+type laneState struct {
+	numbered  uint64
+	confirmed uint64
+	attempts  uint32
+	status    recordv1.Lane_Status
+}
+
+// open reports whether rows of the lane wait to be sent.
+func (l laneState) open() bool {
+	return l.status == recordv1.Lane_ACTIVE && l.numbered > l.confirmed
+}
+
+func stateOf(l *recordv1.Lane) laneState {
+	return laneState{l.GetNumbered(), l.GetConfirmed(), l.GetAttempts(), l.GetStatus()}
+}
+
+func (o *outbox) load(lanes map[entity.Ref]*recordv1.Lane) {
+	for to, l := range lanes {
+		state := stateOf(l)
+		o.lane(to).numbered = state.numbered
+		o.pending += int(state.numbered - state.confirmed)
+		o.update(to, state)
+	}
+}
+
+func (o *outbox) lane(to entity.Ref) *outLane {
+	l := o.lanes[to]
+	if l == nil {
+		if o.lanes == nil {
+			o.lanes = map[entity.Ref]*outLane{}
+		}
+		l = &outLane{}
+		o.lanes[to] = l
+	}
+	return l
+}
+
+// numbered is the last lane sequence given out.
+func (o *outbox) numbered(to entity.Ref) uint64 {
+	if l := o.lanes[to]; l != nil {
+		return l.numbered
+	}
+	return 0
+}
+
+// number takes note of rows that were given their numbers.
+func (o *outbox) number(rows []*recordv1.Row) {
+	for _, row := range rows {
+		o.lane(fromRef(row.GetDestination())).numbered = row.GetLaneSequence()
+	}
+	o.pending += len(rows)
+}
+
+// update replaces what is known of a committed lane.
+func (o *outbox) update(to entity.Ref, state laneState) {
+	l := o.lane(to)
+	if l.lane.open() {
+		o.open--
+	}
+	if state.open() {
+		o.open++
+	}
+	l.lane = state
+}
+
+// quiet reports whether there is nothing to send and nobody sending.
+func (o *outbox) quiet() bool { return o.relay == nil && o.open == 0 }
+
+// committedRows takes in rows that are there to be sent now.
+func (a *activation) committedRows(commit *recordv1.Commit) {
+	for _, row := range commit.GetRows() {
+		to := fromRef(row.GetDestination())
+		state := a.out.lane(to).lane
+		state.numbered = max(state.numbered, row.GetLaneSequence())
+		a.out.update(to, state)
+		if state.open() && a.out.relay != nil {
+			a.out.grown = append(a.out.grown, to)
+		}
+	}
+}
+
+// wakeRelay starts the relay if rows wait, or tells it of new ones. It is called
+// after every message.
+func (a *activation) wakeRelay(c actor.Context) {
+	o := &a.out
+	if o.relay != nil {
+		if len(o.grown) > 0 && !o.stops {
+			for _, to := range o.grown {
+				a.tellRelay(&grown{to, o.lane(to).lane})
+			}
+			o.grown = o.grown[:0]
+		}
+		return
+	}
+	if o.open == 0 || a.phase != active || a.lease.Context().Err() != nil {
+		return
+	}
+	lanes := map[entity.Ref]laneState{}
+	for to, l := range o.lanes {
+		if l.lane.open() {
+			lanes[to] = l.lane
+		}
+	}
+	r := newRelay(a.rt, a.shard, a.lease, a.ref, a.self, lanes)
+	pid, err := c.SpawnNamed(r.props(), a.rt.name("relay"))
+	if err != nil {
+		a.rt.log.Error("cannot start a relay", a.attr(), errAttr(err))
+		return // the next message tries again
+	}
+	o.relay, o.told, o.stops, o.grown = pid, 0, false, nil
+	a.entry.relays.Store(true)
+}
+
+// tellRelay sends to the relay, if there is one, and counts it.
+func (a *activation) tellRelay(message any) {
+	if a.out.relay == nil {
+		return
+	}
+	a.out.told++
+	a.rt.send(a.out.relay, message)
+}
+
+// endRelay asks the relay to end, once. now: without waiting for its records.
+func (a *activation) endRelay(now bool) {
+	if a.out.relay == nil || (a.out.stops && !now) {
+		return
+	}
+	a.out.stops = true
+	a.tellRelay(endRelay{now: now})
+}
+
+// laneMoved takes in what the relay has changed.
+func (a *activation) laneMoved(m *laneMoved) {
+	l := a.out.lane(m.to)
+	a.out.pending -= int(m.lane.confirmed - l.lane.confirmed)
+	m.lane.numbered = l.lane.numbered // here it is known first
+	a.out.update(m.to, m.lane)
+}
+
+// relayIdle ends a relay that has nothing to do, unless it was told of something
+// meanwhile.
+func (a *activation) relayIdle(m *relayIdle) {
+	if m.seen == a.out.told {
+		a.endRelay(false)
+	}
+}
+
+// relayEnded takes note that the relay is gone. If rows wait, a new one starts.
+func (a *activation) relayEnded() {
+	if !a.out.stops { // read everything anew, but not at once
+		a.rt.log.Error("a relay ended by itself", a.attr())
+		a.out.fails = true
+		a.breakOff()
+	}
+	a.out.relay, a.out.stops, a.out.grown = nil, false, nil
+	a.entry.relays.Store(false)
+}

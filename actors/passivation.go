@@ -1,0 +1,101 @@
+package actors
+
+import (
+	"time"
+
+	"github.com/asynkron/protoactor-go/actor"
+
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// How an activation ends without losing work. The gate says retire and holds new
+// work back; what it had sent before stands in the mailbox in front of it. The
+// activation answers busy, and gets what was held, or finished, and is stopped.
+// An activation that breaks says broken first, bounces what stands before retire,
+// and finishes when all its records have their verdict. The next one starts only
+// after Terminated.
+
+// touch notes that an entity has work.
+func (g *gate) touch(e *entry) {
+	e.usedAt = g.now
+	g.used.MoveToBack(e.place)
+}
+
+// sweep asks idle activations to end.
+func (g *gate) sweep() {
+	oldest := g.now.Add(-g.rt.cfg.Passivation)
+	for {
+		front := g.used.Front()
+		if front == nil {
+			return
+		}
+		e := front.Value.(*entry)
+		if e.usedAt.After(oldest) {
+			return
+		}
+		g.touch(e) // whatever it answers, it has its turn only once
+		if e.state == serving && e.calls.Load() == 0 && e.events.Load() == 0 {
+			g.retire(e)
+		}
+	}
+}
+
+func (g *gate) retire(e *entry) {
+	e.state = ending
+	g.rt.send(e.pid, retire{})
+}
+
+// breakOff holds work back from an activation that takes no more.
+func (g *gate) breakOff(e *entry) {
+	if e.state == serving {
+		g.retire(e)
+	}
+}
+
+// carryOn gives a busy activation what was held back from it.
+func (g *gate) carryOn(e *entry) {
+	if e.state != ending {
+		return
+	}
+	e.state = serving
+	for _, call := range e.held {
+		g.rt.send(e.pid, call)
+	}
+	e.held = nil
+}
+
+// takeBack keeps work that an ending activation has not begun.
+func (g *gate) takeBack(c actor.Context, e *entry, call *call) {
+	if e.state == ending {
+		e.bounced = append(e.bounced, call)
+		return
+	}
+	g.take(c, call)
+}
+
+// housekeep is what a gate does with time.
+func (g *gate) housekeep(c actor.Context, now time.Time) {
+	g.now = now
+	if !g.leads() {
+		return
+	}
+	g.sweep()
+	g.takeover.retry(g, c)
+	g.expire()
+}
+
+// expire has the keys forgotten whose time has passed, by a record.
+func (g *gate) expire() {
+	if g.expiring {
+		return
+	}
+	lease := g.lease
+	through, ok := g.shard.store.Expirable(lease.LogTime())
+	if !ok {
+		return
+	}
+	g.expiring = true
+	rec := &recordv1.Record{Body: &recordv1.Record_Expire{Expire: &recordv1.Expire{ThroughGeneration: through}}}
+	// Its verdict does not matter: what was not forgotten now is found again.
+	lease.Propose(rec, func(error) { g.rt.send(g.shard.gate, &expired{lease}) })
+}
