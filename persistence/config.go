@@ -23,8 +23,7 @@ type Config struct {
 	Epoch      uint64
 	Generation uint64
 	// GenerationWidth is the log time covered by one generation of idempotency
-	// keys. Create fixes it for the shard; Open takes it from the file, and
-	// refuses another one unless this is 0.
+	// keys. Create fixes it for the shard; Open takes it from the file.
 	GenerationWidth time.Duration
 	// FlushInterval is the longest time that an applied record stays in memory
 	// only; 1 s if 0. FlushRecords is the number of records after which a flush
@@ -37,7 +36,7 @@ type Config struct {
 	// OnFailure is called once, from the flusher, when the file cannot be
 	// written. The replica must then be shut down. It must not call Close.
 	OnFailure func(error)
-	// Logger is slog.Default() if nil.
+	// Logger is silent if nil.
 	Logger *slog.Logger
 }
 

@@ -1,0 +1,161 @@
+package persistence
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+	"google.golang.org/protobuf/proto"
+
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// content is what a full read of a shard file found.
+type content struct {
+	head        *recordv1.ShardMeta
+	generations generations
+}
+
+// reading collects it. The bucket meta is read first.
+type reading struct {
+	content
+	heads  map[uint64]*recordv1.Generation
+	hashes [bucketCount + 1]uint64
+	digest xxhash.Digest
+}
+
+// checkFile reads a whole shard file and checks that it is one, undamaged and
+// the wanted shard's: every page is where and what it should be, and the state
+// hash computed from scratch is the one in the head. It builds the filters on
+// the way. The error is a *Damage, unless the file could not be read at all.
+func checkFile(f *os.File, path string, want Config, sameReplica bool) (*content, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	c, err := readFile(f, info.Size())
+	if err != nil {
+		return nil, &Damage{Path: path, What: "is damaged", Err: err}
+	}
+	if odd := identity(c.head, want, sameReplica); odd != "" {
+		return nil, &Damage{Path: path, What: odd}
+	}
+	return c, nil
+}
+
+func readFile(f io.ReaderAt, length int64) (*content, error) {
+	p, err := openPages(f, length)
+	if err != nil {
+		return nil, err
+	}
+	r := reading{heads: map[uint64]*recordv1.Generation{}}
+	if err := p.walk(bucketNames[metaBucket], r.pair); err != nil {
+		return nil, err
+	}
+	return &r.content, r.finish()
+}
+
+func (r *reading) pair(path []string, key, value []byte) error {
+	if path[0] == bucketNames[metaBucket] {
+		return r.meta(string(key), value)
+	}
+	if r.head == nil || r.head.Format != Format {
+		return nil // finish and identity have words for it
+	}
+	b := bucketNamed(path[0])
+	if b == 0 {
+		return errors.New("no such bucket in this format")
+	}
+	if b != idemBucket {
+		r.hashes[b] += pairHash(&r.digest, b, string(key), value)
+		return nil
+	}
+	if len(path) != 2 || len(path[1]) != numberSize {
+		return errors.New("key without a generation")
+	}
+	n := number(path[1])
+	head := r.heads[n]
+	if head == nil {
+		return fmt.Errorf("generation %d has no head", n)
+	}
+	g := r.generations.at(n)
+	if g.keys == 0 {
+		g.seen.reserve(2 * head.Keys) // room for more
+		g.acceptedLast = head.AcceptedLast
+	}
+	hash := pairHash(&r.digest, b, path[1]+string(key), value)
+	g.keys++
+	g.hash += hash
+	g.seen.add(key)
+	r.hashes[b] += hash
+	return nil
+}
+
+func (r *reading) meta(key string, value []byte) error {
+	if n, ok := strings.CutPrefix(key, generationPrefix); ok && len(n) == numberSize {
+		head := &recordv1.Generation{}
+		r.heads[number(n)] = head
+		return proto.Unmarshal(value, head)
+	}
+	if key != headKey {
+		return fmt.Errorf("entry %q is not known", key)
+	}
+	r.head = &recordv1.ShardMeta{}
+	return proto.Unmarshal(value, r.head)
+}
+
+// finish compares what was counted with what the file says about itself.
+func (r *reading) finish() error {
+	if r.head == nil {
+		return errors.New("is not a shard file: no head")
+	}
+	if r.head.Format != Format {
+		return nil // identity says so
+	}
+	if r.head.Counters == nil || len(r.head.Hashes) != bucketCount || r.head.GenerationWidth <= 0 {
+		return errors.New("head is incomplete")
+	}
+	for _, b := range buckets {
+		if r.hashes[b] != r.head.Hashes[b-1] {
+			return fmt.Errorf("content of bucket %s does not match its hash", bucketNames[b])
+		}
+	}
+	for n, head := range r.heads {
+		i, ok := r.generations.find(n)
+		if !ok || r.generations[i].keys != head.Keys || r.generations[i].hash != head.Hash {
+			return fmt.Errorf("generation %d does not match its head", n)
+		}
+	}
+	return nil
+}
+
+func bucketNamed(name string) bucket {
+	for _, b := range buckets {
+		if bucketNames[b] == name {
+			return b
+		}
+	}
+	return 0
+}
+
+// identity says in words what is wrong with a file's identity; "" if nothing is.
+func identity(head *recordv1.ShardMeta, want Config, sameReplica bool) string {
+	switch {
+	case head.Format != Format:
+		return fmt.Sprintf("has format %d, want %d", head.Format, Format)
+	case head.ClusterId != want.ClusterID:
+		return fmt.Sprintf("belongs to cluster %q, want %q", head.ClusterId, want.ClusterID)
+	case head.Shard != want.Shard:
+		return fmt.Sprintf("belongs to shard %d, want %d", head.Shard, want.Shard)
+	case head.RangeFirst != want.Range.First || head.RangeLast != want.Range.Last:
+		return fmt.Sprintf("holds the range %016x-%016x, want %v", head.RangeFirst, head.RangeLast, want.Range)
+	case head.Epoch != want.Epoch:
+		return fmt.Sprintf("is of epoch %d, want %d", head.Epoch, want.Epoch)
+	case sameReplica && head.ReplicaGeneration != want.Generation:
+		return fmt.Sprintf("is of replica generation %d, want %d", head.ReplicaGeneration, want.Generation)
+	}
+	return ""
+}

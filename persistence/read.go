@@ -1,0 +1,172 @@
+package persistence
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/entity"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// read runs a short read on the applied content. It keeps Apply out, so it must
+// be bounded.
+func (s *Store) read(access func(*view) error) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.state.closed {
+		return ErrClosed
+	}
+	return guard(s.cfg.Path, func() error {
+		v := view{active: s.active, frozen: s.frozen, db: s.db}
+		defer v.close()
+		return access(&v)
+	})
+}
+
+// value looks one value up and decodes it into to; it is false if there is none.
+func (s *Store) value(b bucket, key string, to proto.Message) (ok bool, err error) {
+	err = s.read(func(v *view) error {
+		f := v.get(b, key)
+		if ok = f.exists(); !ok {
+			return nil
+		}
+		return proto.Unmarshal(f.value, to)
+	})
+	return ok && err == nil, err
+}
+
+// Entity is an entity's record, nil if the entity has none.
+func (s *Store) Entity(ref entity.Ref) (*recordv1.EntityRecord, error) {
+	r := &recordv1.EntityRecord{}
+	if ok, err := s.value(stateBucket, stateKey(ref), r); !ok {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Applied is how far destination has applied the lane from source, nil if
+// nothing of it.
+func (s *Store) Applied(destination, source entity.Ref) (*recordv1.Applied, error) {
+	a := &recordv1.Applied{}
+	if ok, err := s.value(appliedBucket, pairKey(destination, source), a); !ok {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Key is what is remembered under an idempotency key of an entity, nil if
+// nothing is.
+func (s *Store) Key(ref entity.Ref, commandType string, key []byte) (*recordv1.KeyRecord, error) {
+	tuple := appendPart(appendPart(appendRef(nil, ref), commandType), key)
+	var r *recordv1.KeyRecord
+	err := s.read(func(v *view) error {
+		f, _ := v.findKey(s.generations, tuple)
+		if !f.exists() {
+			return nil
+		}
+		r = &recordv1.KeyRecord{}
+		return proto.Unmarshal(f.value, r)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Lanes are all lanes that a source has ever opened, by destination. It is empty
+// if there are none.
+func (s *Store) Lanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) {
+	lanes := map[entity.Ref]*recordv1.Lane{}
+	err := s.read(func(v *view) error {
+		c := v.cursor(lanesBucket, string(appendRef(nil, source)))
+		for ok := c.first(); ok; ok = c.next() {
+			_, destination, _, err := cutPair(c.key)
+			if err != nil {
+				return err
+			}
+			lane := &recordv1.Lane{}
+			if err := proto.Unmarshal(c.value, lane); err != nil {
+				return err
+			}
+			lanes[destination] = lane
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return lanes, nil
+}
+
+// Rows are a lane's unconfirmed rows in order, from a lane sequence on: at most
+// maxRows, and as many as fit into maxBytes of encoded rows, but at least one. A
+// limit of 0 or less is none.
+func (s *Store) Rows(source, destination entity.Ref, from uint64, maxRows, maxBytes int) ([]*recordv1.Row, error) {
+	var rows []*recordv1.Row
+	lane := pairKey(source, destination)
+	err := s.read(func(v *view) error {
+		size := 0
+		c := v.cursor(outboxBucket, lane)
+		for ok := c.seek(string(appendNumber([]byte(lane), from))); ok; ok = c.next() {
+			size += len(c.value)
+			if len(rows) > 0 && (maxRows > 0 && len(rows) >= maxRows || maxBytes > 0 && size > maxBytes) {
+				return nil
+			}
+			row := &recordv1.Row{}
+			if err := proto.Unmarshal(c.value, row); err != nil {
+				return err
+			}
+			rows = append(rows, row)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return rows, nil
+}
+
+// PendingSources are sources that have unconfirmed rows in lanes that are
+// active: at most limit of them, in the order of their keys, behind after. The
+// zero Ref stands before all. Its cost follows the lanes that hold rows, not
+// those that ever did.
+func (s *Store) PendingSources(after entity.Ref, limit int) ([]entity.Ref, error) {
+	var sources []entity.Ref
+	err := s.read(func(v *view) error {
+		c := v.cursor(outboxBucket, "")
+		ok := c.first()
+		if after != (entity.Ref{}) {
+			ok = c.behind(string(appendRef(nil, after)))
+		}
+		for ok && len(sources) < limit {
+			source, destination, _, err := cutPair(c.key)
+			if err != nil {
+				return err
+			}
+			lane := pairKey(source, destination)
+			active, err := v.activeLane(lane)
+			switch {
+			case err != nil:
+				return err
+			case active:
+				sources = append(sources, source)
+				ok = c.behind(string(appendRef(nil, source)))
+			default:
+				ok = c.behind(lane)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sources, nil
+}
+
+func (v *view) activeLane(key string) (bool, error) {
+	f := v.get(lanesBucket, key)
+	if !f.exists() {
+		return false, nil
+	}
+	lane, err := parseLane(f.value)
+	return lane.status == recordv1.Lane_ACTIVE, err
+}
