@@ -201,6 +201,17 @@ func TestComposeScale(t *testing.T) {
 	r.verify(w, hedge)
 }
 
+// Connections go bad one by one: half and one-way partitions, loss, slow links (C064).
+func TestComposeWires(t *testing.T) {
+	if err := WireTools(); err != nil {
+		t.Skipf("SKIP: %v", err)
+	}
+	r, _ := startCompose(t, false)
+	random := rand.New(rand.NewPCG(seed(t), 21))
+	steps := Plan(random.Uint64(), r.cluster.Nodes(), []Fault{FaultOneWay, FaultHalf, FaultLoss, FaultSlow}, 16, 15*time.Second)
+	r.hurt(WorkloadConfig{Seed: random.Uint64(), Clients: 8, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond}, steps)
+}
+
 // Random faults, the network's among them.
 func TestComposeNemesis(t *testing.T) {
 	r, _ := startCompose(t, false)

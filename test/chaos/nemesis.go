@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -28,6 +29,16 @@ const (
 	// FaultCut cuts a node off from the network for a while; the driver must
 	// have one.
 	FaultCut Fault = "disconnect"
+	// The following spoil connections for a while; the driver must have wires.
+	// FaultOneWay: what a node sends to the next one is lost.
+	FaultOneWay Fault = "one-way partition"
+	// FaultHalf: a node and the next one do not hear each other, the third
+	// hears both.
+	FaultHalf Fault = "half partition"
+	// FaultLoss: a node loses two of five gossip datagrams.
+	FaultLoss Fault = "datagram loss"
+	// FaultSlow: a node's link is slow.
+	FaultSlow Fault = "slow link"
 )
 
 // Step is one planned fault.
@@ -112,6 +123,8 @@ func (n *Nemesis) do(ctx context.Context, s Step) error {
 			return errors.New("this driver has no network")
 		}
 		return n.hold(ctx, s, "cut off", network.Disconnect, network.Connect)
+	case FaultOneWay, FaultHalf, FaultLoss, FaultSlow:
+		return n.wire(ctx, s)
 	case FaultStorm:
 		return n.storm(ctx, s, random)
 	case FaultRolling:
@@ -166,6 +179,31 @@ func (n *Nemesis) hold(ctx context.Context, s Step, what string, do, undo func(s
 	}
 	n.note("let %s go on, all ready after %v", s.Node, time.Since(begin).Round(time.Millisecond))
 	return nil
+}
+
+// wire spoils connections between a node and the next one, or all of the node's.
+func (n *Nemesis) wire(ctx context.Context, s Step) error {
+	w, ok := n.Cluster.(Wire)
+	if !ok {
+		return errors.New("this driver has no wires")
+	}
+	nodes := n.Cluster.Nodes()
+	next := nodes[(slices.Index(nodes, s.Node)+1)%len(nodes)]
+	spoil := func(node string) error {
+		switch s.Fault {
+		case FaultOneWay:
+			return w.Drop(node, next)
+		case FaultHalf:
+			return errors.Join(w.Drop(node, next), w.Drop(next, node))
+		case FaultLoss:
+			return w.Lose(node)
+		case FaultSlow:
+			return w.Throttle(node)
+		case FaultKill, FaultPause, FaultStorm, FaultRolling, FaultAll, FaultCut:
+		}
+		return fmt.Errorf("%s does not spoil a wire", s.Fault)
+	}
+	return n.hold(ctx, s, string(s.Fault)+" of", spoil, func(string) error { return w.Mend() })
 }
 
 func (n *Nemesis) storm(ctx context.Context, s Step, random *rand.Rand) error {
