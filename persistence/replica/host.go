@@ -1,0 +1,236 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+)
+
+// Folders under Config.Dir, and the pattern of half-received files.
+const (
+	logDir          = "log"
+	shardsDir       = "shards"
+	metaDir         = "meta"
+	tmpDir          = "tmp"
+	receivedPattern = "received-*.db"
+)
+
+// ErrClosed is returned by a closed host.
+var ErrClosed = errors.New("the host is closed")
+
+// Host runs the Raft groups of one node. It is safe for concurrent use.
+type Host struct {
+	config    Config
+	logger    *slog.Logger
+	log       *nodeLog // nil if it could not be opened
+	logErr    error    // why
+	flushSlot chan struct{}
+	ctx       context.Context
+	cancel    context.CancelFunc
+	goroutine sync.WaitGroup
+
+	mu       sync.Mutex
+	closed   bool
+	replicas map[uint32]*Replica
+	meta     *Meta
+	greeting map[net.Conn]struct{} // accepted, not yet handed to a group
+}
+
+// NewHost opens the node's log and begins to listen. If the log is damaged the
+// host stands nevertheless, and every replica opened on it is quarantined with
+// that reason; a log that another process has open is an error.
+func NewHost(c Config) (*Host, error) {
+	c = c.withDefaults()
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("replica host: %w", err)
+	}
+	h := &Host{
+		config: c, logger: c.Logger,
+		flushSlot: make(chan struct{}, c.Store.Flushes),
+		replicas:  map[uint32]*Replica{},
+		greeting:  map[net.Conn]struct{}{},
+	}
+	if err := h.prepareDir(); err != nil {
+		return nil, fmt.Errorf("replica host: %w", err)
+	}
+	if h.log, h.logErr = openNodeLog(filepath.Join(c.Dir, logDir), c.fs, c.Logger); h.logErr == nil {
+		h.logErr = h.finishDrops()
+	}
+	if errors.Is(h.logErr, errLocked) {
+		return nil, fmt.Errorf("replica host: %w", h.logErr)
+	}
+	if h.logErr != nil {
+		h.logger.Error("the shared log cannot be used: all replicas of this node are quarantined", "error", h.logErr)
+	}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.goroutine.Go(h.accept)
+	if h.log != nil {
+		h.goroutine.Go(h.watchLog)
+	}
+	return h, nil
+}
+
+// prepareDir makes the folders and removes what was left half-received.
+func (h *Host) prepareDir() error {
+	if err := os.RemoveAll(h.tempDir()); err != nil {
+		return err
+	}
+	for _, dir := range []string{shardsDir, tmpDir} {
+		if err := os.MkdirAll(filepath.Join(h.config.Dir, dir), 0o750); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Host) tempDir() string { return filepath.Join(h.config.Dir, tmpDir) }
+
+// Open opens a replica of a shard, or creates it if it has never existed. A
+// replica whose memory is damaged stands as quarantined, with the reason in its
+// status, and Open returns nil; everything else that prevents opening is an error,
+// and it may be tried again.
+func (h *Host) Open(c ShardConfig) error {
+	self := Server{Node: h.config.Node, Incarnation: h.config.Incarnation, Generation: c.Generation}
+	if err := c.validate(self); err != nil {
+		return fmt.Errorf("open shard %d: %w", c.Shard, err)
+	}
+	logger := h.logger.With("shard", c.Shard, "generation", c.Generation)
+	key := groupKey{shard: c.Shard, epoch: c.Epoch, generation: c.Generation}
+	r := &Replica{
+		group: newGroup(self, key, h.config.Timing, logger), host: h, config: c,
+		stop: make(chan struct{}), state: Opening,
+	}
+	r.closing = sync.OnceValue(r.closeNow)
+	r.onSuspend = r.endLease
+	if err := h.add(r); err != nil {
+		return fmt.Errorf("open shard %d: %w", c.Shard, err)
+	}
+	err := h.logErr
+	if err == nil {
+		err = aside(r.open)
+	} else {
+		err = oddly("%v", h.logErr)
+	}
+	if err == nil {
+		r.stand(Serving, "")
+		return nil
+	}
+	if failure := r.failure.Load(); failure != nil {
+		err = *failure
+	}
+	err = errors.Join(err, r.close())
+	if reason, odd := quarantined(err); odd {
+		r.stand(Quarantined, reason)
+		logger.Error("replica quarantined", "reason", reason)
+		return nil
+	}
+	h.forget(r)
+	return fmt.Errorf("open shard %d: %w", c.Shard, err)
+}
+
+func (h *Host) add(r *Replica) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ErrClosed
+	}
+	if old := h.replicas[r.config.Shard]; old != nil {
+		return fmt.Errorf("this node holds its replica %s already", old.self)
+	}
+	h.replicas[r.config.Shard] = r
+	return nil
+}
+
+func (h *Host) forget(r *Replica) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.replicas[r.config.Shard] == r {
+		delete(h.replicas, r.config.Shard)
+	}
+}
+
+// Replica is the node's replica of a shard, nil if it has none.
+func (h *Host) Replica(shard uint32) *Replica {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.replicas[shard]
+}
+
+// Replicas are all replicas of the node, by shard.
+func (h *Host) Replicas() []*Replica {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := make([]*Replica, 0, len(h.replicas))
+	for _, r := range h.replicas {
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b *Replica) int { return int(int64(a.config.Shard) - int64(b.config.Shard)) })
+	return all
+}
+
+// Drop stops a replica and deletes its file, its log and its stable values. Its
+// generation cannot be opened again. It is nil if there is no replica.
+func (h *Host) Drop(shard uint32) error {
+	r := h.Replica(shard)
+	if r == nil {
+		return nil
+	}
+	h.forget(r)
+	if err := r.close(); err != nil {
+		h.logger.Warn("stop a replica to drop it", "shard", shard, "error", err)
+	}
+	return wrap(fmt.Sprintf("drop shard %d", shard), h.drop(r.key))
+}
+
+// Close ends all leases, stops all groups and flushes all files. It waits until
+// that is done or the context ends.
+func (h *Host) Close(ctx context.Context) error {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return nil
+	}
+	h.closed = true
+	meta := h.meta
+	h.mu.Unlock()
+	done := make(chan error, 1)
+	go func() { done <- h.shut(meta) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("close the replica host: %w", ctx.Err())
+	}
+}
+
+func (h *Host) shut(meta *Meta) error {
+	var mu sync.Mutex
+	var errs []error
+	note := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		errs = append(errs, err)
+	}
+	var closing sync.WaitGroup
+	for _, r := range h.Replicas() {
+		closing.Go(func() { note(r.close()) })
+	}
+	if meta != nil {
+		closing.Go(func() { note(meta.close()) })
+	}
+	closing.Wait()
+	h.cancel()
+	note(ignoreClosed(h.config.Listener.Close()))
+	h.dropGreetings()
+	h.goroutine.Wait()
+	if h.log != nil {
+		note(h.log.close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,271 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
+)
+
+// metaEpoch is the epoch of the meta group.
+const metaEpoch = 1
+
+// metaSnapshots is the number of snapshots of the meta group that are kept.
+const metaSnapshots = 2
+
+// MetaConfig says which replica of the meta group a host should open.
+type MetaConfig struct {
+	Generation uint64
+	// Bootstrap is the group's first configuration: see ShardConfig.
+	Bootstrap []Server
+}
+
+// Meta is the node's replica of the meta group: a small state, held in memory and
+// changed by compare-and-set. It is safe for concurrent use.
+type Meta struct {
+	*group
+	fsm     *metaFSM
+	stop    chan struct{}
+	owned   sync.WaitGroup
+	leads   atomic.Bool
+	catchUp catchUp
+	closing func() error // once
+}
+
+// OpenMeta opens the node's replica of the meta group, or creates it if it has
+// never existed. Damage is an error here: a node without its meta replica cannot
+// do its part.
+func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
+	self := Server{Node: h.config.Node, Incarnation: h.config.Incarnation, Generation: c.Generation}
+	if err := errors.Join(self.validate(), validateBootstrap(c.Bootstrap, self)); err != nil {
+		return nil, fmt.Errorf("open the meta group: %w", err)
+	}
+	if h.logErr != nil {
+		return nil, fmt.Errorf("open the meta group: %w", h.logErr)
+	}
+	key := groupKey{shard: metaShard, epoch: metaEpoch, generation: c.Generation}
+	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With("shard", "meta")), stop: make(chan struct{})}
+	m.closing = sync.OnceValue(m.closeNow)
+	m.fsm = newMetaFSM(m)
+	err := aside(func() error { return m.open(h, c) })
+	if err == nil {
+		err = h.setMeta(m)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the meta group: %w", err), m.close())
+	}
+	return m, nil
+}
+
+func (h *Host) setMeta(m *Meta) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.closed:
+		return ErrClosed
+	case h.meta != nil:
+		return errors.New("it is open already")
+	}
+	h.meta = m
+	return nil
+}
+
+func (m *Meta) open(h *Host, c MetaConfig) error {
+	m.log = newGroupLog(h.log, m.key, nil, m.fail)
+	dir := filepath.Join(h.config.Dir, metaDir, fmt.Sprintf("%d", c.Generation))
+	snapshots, err := m.openSnapshots(dir)
+	if err != nil {
+		return err
+	}
+	if err := m.compare(snapshots); err != nil {
+		return err
+	}
+	if len(c.Bootstrap) > 0 && m.log.pristine() {
+		m.log.bootstrap(votersOf(c.Bootstrap))
+	}
+	m.connect(hello{cluster: h.config.ClusterID, shard: metaShard, epoch: metaEpoch}, h)
+	m.owned.Go(m.watch)
+	return m.start(m.fsm, &notedSnapshots{snapshots, m}, true)
+}
+
+// openSnapshots opens the folder of snapshots. Like a shard's file it must be
+// there exactly if the log remembers the replica.
+func (m *Meta) openSnapshots(dir string) (raft.SnapshotStore, error) {
+	_, statErr := os.Stat(dir)
+	exists := !errors.Is(statErr, os.ErrNotExist)
+	born, _ := m.log.Get(stableBorn)
+	switch {
+	case exists && born == nil:
+		return nil, oddly("the log of the meta group is missing, and with it what this replica has voted")
+	case !exists && !m.log.pristine():
+		return nil, oddly("the folder %s is missing, though its log is there", dir)
+	case !exists:
+		_ = m.log.Set(stableBorn, []byte{1})
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return nil, err
+		}
+	}
+	return raft.NewFileSnapshotStoreWithLogger(dir, metaSnapshots, newRaftLogger(m.logger))
+}
+
+// compare checks that log and snapshot fit together.
+func (m *Meta) compare(snapshots raft.SnapshotStore) error {
+	list, err := snapshots.List()
+	if err != nil {
+		return fmt.Errorf("list snapshots: %w", err)
+	}
+	var newest raft.SnapshotMeta
+	if len(list) > 0 {
+		newest = *list[0]
+		m.setMembers(newest.ConfigurationIndex, newest.Configuration)
+	}
+	first, last := m.log.bounds()
+	current, _ := m.log.GetUint64(stableTerm)
+	switch {
+	case newest.Term > current:
+		return oddly("the snapshot is of term %d, but the remembered term is %d: votes are lost", newest.Term, current)
+	case first > newest.Index+1:
+		return oddly("the log begins at %d, the snapshot ends at %d: what lies between is lost", first, newest.Index)
+	case first > 0 && last < newest.Index: // a crash while a snapshot was installed
+		return m.log.DeleteRange(first, last)
+	}
+	return nil
+}
+
+// watch takes raft's leadership notices until the replica stops.
+func (m *Meta) watch() {
+	select {
+	case <-m.ready:
+	case <-m.stop:
+		return
+	}
+	for {
+		select {
+		case leads := <-m.notify:
+			m.leads.Store(leads)
+			m.fsm.poke()
+		case <-m.changed:
+			m.fsm.poke()
+		case <-m.stop:
+			return
+		}
+	}
+}
+
+// State is the content as applied here. It must not be changed.
+func (m *Meta) State() *nodev1.MetaState { return m.fsm.state.Load() }
+
+// Changed has a value after the state or the leader has changed: the latest wins.
+// It serves one reader.
+func (m *Meta) Changed() <-chan struct{} { return m.fsm.changed }
+
+// Leader is the node believed to lead, "" for none.
+func (m *Meta) Leader() string {
+	leader, _ := m.believes()
+	return leader.Node
+}
+
+// IsLeader reports whether this node leads the group. Update finds out for sure.
+func (m *Meta) IsLeader() bool { return m.leads.Load() && m.raft.State() == raft.Leader }
+
+// Server is this replica's name in the group's configuration.
+func (m *Meta) Server() Server { return m.self }
+
+// Members are the servers of the committed configuration.
+func (m *Meta) Members() (voters, learners []Server) {
+	return membersOf(m.group.members.Load().configuration)
+}
+
+// AddLearner takes a replica in without a vote; AddVoter takes it in if need be
+// and gives it its vote; Remove takes it out. They work on the leader only.
+func (m *Meta) AddLearner(ctx context.Context, s Server) error { return m.addLearner(ctx, s) }
+
+// AddVoter gives a server its vote, and takes it in before if it is not in yet.
+func (m *Meta) AddVoter(ctx context.Context, s Server) error {
+	if err := m.addLearner(ctx, s); err != nil {
+		return err
+	}
+	return m.promote(ctx, s)
+}
+
+// Remove takes a server out.
+func (m *Meta) Remove(ctx context.Context, s Server) error { return m.remove(ctx, s) }
+
+// TransferLeadership hands leadership to a node, or to the voter that is furthest
+// if to is empty.
+func (m *Meta) TransferLeadership(ctx context.Context, to string) error { return m.transfer(ctx, to) }
+
+// Ready reports whether the replica does its part, and if not why.
+func (m *Meta) Ready() (ok bool, reason string) {
+	if failure := m.failure.Load(); failure != nil {
+		return false, "failed: " + (*failure).Error()
+	}
+	return m.catchUp.ready(m.group, m.fsm.applied.Load())
+}
+
+// Update changes the state: fn is given a copy to change, which is committed if
+// nothing else has changed the state meanwhile; otherwise it is tried again until
+// the context ends. An error of fn ends it. On a node that does not lead, the
+// error is entity.NotExecuted with the detail "leader".
+func (m *Meta) Update(ctx context.Context, fn func(*nodev1.MetaState) error) error {
+	for {
+		done, err := m.tryUpdate(ctx, fn)
+		if done || err != nil {
+			return err
+		}
+		if !pause(ctx, retryTermStart) {
+			return fmt.Errorf("update the meta state: %w", ctx.Err())
+		}
+	}
+}
+
+func (m *Meta) tryUpdate(ctx context.Context, fn func(*nodev1.MetaState) error) (done bool, err error) {
+	if m.raft.State() != raft.Leader {
+		return false, m.errNotLeader()
+	}
+	base := m.State()
+	next := proto.CloneOf(base)
+	if err := fn(next); err != nil {
+		return false, err
+	}
+	if proto.Equal(base, next) {
+		return true, nil
+	}
+	next.Version = base.GetVersion() + 1
+	command, err := proto.Marshal(&nodev1.MetaCommand{BaseVersion: base.GetVersion(), Next: next})
+	if err != nil {
+		return false, fmt.Errorf("encode the meta state: %w", err)
+	}
+	f := m.raft.Apply(command, m.timing.Enqueue)
+	if err := await(ctx, f); err != nil {
+		if errors.Is(err, raft.ErrNotLeader) {
+			return false, m.errNotLeader()
+		}
+		e, _ := answerTo(err)
+		return false, e
+	}
+	won, ok := f.Response().(bool)
+	if !ok {
+		return false, entity.Errorf(entity.OutcomeUnknown, "unexpected answer %v", f.Response())
+	}
+	return won, nil
+}
+
+// close stops the replica. Further calls return the same.
+func (m *Meta) close() error { return m.closing() }
+
+func (m *Meta) closeNow() error {
+	err := m.group.stop()
+	close(m.stop)
+	m.owned.Wait()
+	return err
+}

@@ -1,0 +1,121 @@
+package replica
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/protobuf/proto"
+
+	nodev1 "writ/proto/writ/node/v1"
+)
+
+// metaFSM is the meta group's state machine: the state of the last command whose
+// base version was the state's. It implements raft.ConfigurationStore.
+type metaFSM struct {
+	meta    *Meta
+	state   atomic.Pointer[nodev1.MetaState]
+	applied atomic.Uint64
+	changed chan struct{}
+}
+
+func newMetaFSM(m *Meta) *metaFSM {
+	f := &metaFSM{meta: m, changed: make(chan struct{}, 1)}
+	f.state.Store(&nodev1.MetaState{})
+	return f
+}
+
+// Apply answers true if the command has changed the state.
+func (f *metaFSM) Apply(l *raft.Log) any {
+	command := &nodev1.MetaCommand{}
+	if err := proto.Unmarshal(l.Data, command); err != nil {
+		f.meta.fail(fmt.Errorf("meta entry %d: %w", l.Index, err))
+		runtime.Goexit()
+	}
+	f.advance(l.Index)
+	if command.GetBaseVersion() != f.state.Load().GetVersion() {
+		return false
+	}
+	f.set(command.GetNext())
+	return true
+}
+
+// StoreConfiguration notes a committed configuration.
+func (f *metaFSM) StoreConfiguration(index uint64, c raft.Configuration) {
+	f.meta.setMembers(index, c)
+	f.advance(index)
+	f.poke()
+}
+
+func (f *metaFSM) advance(index uint64) {
+	for old := f.applied.Load(); old < index && !f.applied.CompareAndSwap(old, index); old = f.applied.Load() {
+	}
+}
+
+func (f *metaFSM) set(s *nodev1.MetaState) {
+	if s == nil {
+		s = &nodev1.MetaState{}
+	}
+	f.state.Store(s)
+	f.poke()
+}
+
+func (f *metaFSM) poke() {
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Snapshot keeps the state, which nobody changes.
+func (f *metaFSM) Snapshot() (raft.FSMSnapshot, error) {
+	return &metaSnapshot{f.state.Load()}, nil
+}
+
+// Restore takes over a snapshot's state.
+func (f *metaFSM) Restore(source io.ReadCloser) error {
+	encoded, err := io.ReadAll(source)
+	if err != nil {
+		return fmt.Errorf("read meta snapshot: %w", err)
+	}
+	s := &nodev1.MetaState{}
+	if err := proto.Unmarshal(encoded, s); err != nil {
+		return fmt.Errorf("decode meta snapshot: %w", err)
+	}
+	f.set(s)
+	return nil
+}
+
+type metaSnapshot struct{ state *nodev1.MetaState }
+
+// Persist writes the state.
+func (s *metaSnapshot) Persist(sink raft.SnapshotSink) error {
+	encoded, err := proto.Marshal(s.state)
+	if err != nil {
+		return fmt.Errorf("encode meta snapshot: %w", err)
+	}
+	_, err = sink.Write(encoded)
+	return err
+}
+
+// Release has nothing to release.
+func (s *metaSnapshot) Release() {}
+
+// notedSnapshots tells the replica the configuration of every snapshot that is
+// opened: a state machine that restores one is not told by raft.
+type notedSnapshots struct {
+	raft.SnapshotStore
+	meta *Meta
+}
+
+// Open opens a snapshot.
+func (n *notedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	meta, source, err := n.SnapshotStore.Open(id)
+	if err == nil {
+		n.meta.setMembers(meta.ConfigurationIndex, meta.Configuration)
+		n.meta.fsm.advance(meta.Index)
+	}
+	return meta, source, err
+}

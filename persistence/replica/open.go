@@ -1,0 +1,192 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"writ/persistence"
+)
+
+// quarantine is the finding that a replica's memory is not what it should be. It
+// must not serve and must not vote.
+type quarantine struct{ reason string }
+
+func (q *quarantine) Error() string { return q.reason }
+
+func oddly(format string, args ...any) error {
+	return &quarantine{fmt.Sprintf(format, args...)}
+}
+
+// quarantined reports whether an error speaks of damage, and why.
+func quarantined(err error) (reason string, ok bool) {
+	var q *quarantine
+	var d *persistence.Damage
+	switch {
+	case errors.As(err, &q):
+		return q.reason, true
+	case errors.As(err, &d):
+		return d.Error(), true
+	}
+	return "", false
+}
+
+// open reads the replica's log and file, checks them against each other, and
+// starts raft. It must be called through aside: a failing log store ends the
+// goroutine.
+func (r *Replica) open() error {
+	r.log = newGroupLog(r.host.log, r.key, r.floor, r.fail)
+	r.log.limit = r.timing.LogBytes
+	if err := r.openStore(); err != nil {
+		return err
+	}
+	if err := r.compare(); err != nil {
+		return err
+	}
+	index, term := r.store.FlushedIndex()
+	r.appliedTerm(index, term)
+	meta := r.store.Meta()
+	r.setMembers(meta.GetConfigurationIndex(), configurationOf(meta))
+	if len(r.config.Bootstrap) > 0 && r.log.pristine() && index == 0 {
+		r.log.bootstrap(votersOf(r.config.Bootstrap))
+	}
+	r.connect(hello{cluster: r.host.config.ClusterID, shard: r.key.shard, epoch: r.key.epoch}, r.host)
+	l := &leadership{replica: r, start: r.startTerm}
+	r.owned.Go(func() { l.run(r.notify, r.failed, r.stop) })
+	r.owned.Go(r.watchLeader)
+	f := &fsm{replica: r, store: r.store}
+	if err := r.start(f, newSnapshots(r, r.host.tempDir(), f), false); err != nil {
+		return err
+	}
+	r.goroutine.Go(r.boundLog)
+	return nil
+}
+
+// floor is the highest index that the shard file no longer needs from the log.
+func (r *Replica) floor() uint64 {
+	index, _ := r.store.FlushedIndex()
+	return index
+}
+
+// openStore opens the shard file, or creates it for a replica that has no history.
+func (r *Replica) openStore() (err error) {
+	config := r.storeConfig()
+	_, statErr := os.Stat(config.Path)
+	exists := !errors.Is(statErr, os.ErrNotExist)
+	born, _ := r.log.Get(stableBorn)
+	dropped, _ := r.log.Get(stableDropped)
+	switch {
+	case dropped != nil:
+		return oddly("this replica was dropped: a new one needs a new generation")
+	case !exists && !r.log.pristine():
+		return oddly("shard file %s is missing, though its log is there", config.Path)
+	case exists && born == nil:
+		return oddly("the log of shard file %s is missing, and with it what this replica has voted", config.Path)
+	case exists:
+		r.store, err = persistence.Open(config)
+		return wrap("open", err)
+	}
+	_ = r.log.Set(stableBorn, []byte{1})
+	r.store, err = persistence.Create(config)
+	return wrap("create", err)
+}
+
+// compare checks that log and file fit together. A crash in the middle of
+// installing a snapshot leaves a file that is ahead of its log; the mark written
+// before tells it from a lost log.
+func (r *Replica) compare() error {
+	index, term := r.store.FlushedIndex()
+	first, last := r.log.bounds()
+	installed, _ := r.log.GetUint64(stableInstalled)
+	current, _ := r.log.GetUint64(stableTerm)
+	var atIndex, atLast raft.Log
+	if first > 0 {
+		if err := r.log.GetLog(last, &atLast); err != nil {
+			return oddly("the last log entry %d cannot be read: %v", last, err)
+		}
+	}
+	inside := first > 0 && first <= index && index <= last
+	if inside {
+		if err := r.log.GetLog(index, &atIndex); err != nil {
+			return oddly("log entry %d cannot be read: %v", index, err)
+		}
+	}
+	fresh := index > 0 && installed == index
+	switch {
+	case max(term, atLast.Term) > current:
+		return oddly("file and log speak of term %d, but the remembered term is %d: votes are lost", max(term, atLast.Term), current)
+	case first > index+1:
+		return oddly("the log begins at %d, the file ends at %d: what lies between is lost", first, index)
+	case last < index && !fresh:
+		return oddly("the log ends at %d, the file at %d: the end of the log is lost", last, index)
+	case inside && atIndex.Term != term && !fresh:
+		return oddly("entry %d has term %d in the log and %d in the file", index, atIndex.Term, term)
+	case first > 0 && (last < index || (inside && atIndex.Term != term)):
+		return r.log.DeleteRange(first, last)
+	}
+	return nil
+}
+
+// boundPause is the pause between two looks at an oversized log: a pinned log
+// stays so for a while.
+const boundPause = time.Second
+
+// boundLog trims the log when it has outgrown its bytes, after a flush.
+func (r *Replica) boundLog() {
+	for {
+		select {
+		case <-r.log.oversize:
+			if err := r.store.WaitFlushed(r.ctx, r.store.Meta().GetIndex()); err == nil {
+				_ = aside(func() error {
+					r.log.trim(r.timing.LogBytes / 2)
+					return nil
+				})
+			}
+			pause(r.ctx, boundPause)
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// drop deletes a stopped replica. Its log goes first, together with the mark that
+// keeps its generation from ever being opened again; the next start removes a
+// file that a crash has left behind.
+func (h *Host) drop(key groupKey) error {
+	if h.log != nil {
+		err := aside(func() error {
+			h.log.drop(key)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("delete log: %w", err)
+		}
+	}
+	return wrap("delete shard file", removeIfThere(h.shardPath(key)))
+}
+
+// finishDrops removes the files of dropped replicas.
+func (h *Host) finishDrops() error {
+	return aside(func() error {
+		for _, key := range h.log.groups() {
+			l := &groupLog{node: h.log, key: key}
+			if dropped, _ := l.Get(stableDropped); dropped == nil {
+				continue
+			}
+			if err := removeIfThere(h.shardPath(key)); err != nil {
+				return fmt.Errorf("remove the file of a dropped replica: %w", err)
+			}
+		}
+		return nil
+	})
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

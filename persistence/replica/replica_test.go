@@ -1,0 +1,197 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"writ/actors/entity"
+)
+
+func TestThreeReplicasApplyTheSame(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(2)
+	for shard := range uint32(2) {
+		for i := range 20 {
+			c.write(shard, fmt.Sprintf("e%d", i), 0, fmt.Sprintf("v%d", i))
+		}
+		c.wantEverywhere(shard, "e19", "v19")
+		c.wantEqualHashes(shard, "first")
+		_, l := c.lease(shard, 0)
+		if err := propose(l, commitOf("e3", 0, "again")); entity.ReasonOf(err) != entity.NotExecuted {
+			t.Errorf("a stale version: %v, want %s", err, entity.NotExecuted)
+		}
+		if err := propose(l, commitOf("e3", 1, "again")); err != nil {
+			t.Error(err)
+		}
+		c.wantEqualHashes(shard, "second")
+	}
+	for _, name := range c.nodes {
+		r := c.host(name).Replica(1)
+		eventually(t, name+" to be ready", func() bool { ok, _ := r.Ready(); return ok })
+		s := r.Status()
+		if s.State != Serving || len(s.Voters) != 3 || len(s.Learners) != 0 || s.Leader == "" || s.FileBytes == 0 {
+			t.Errorf("status of %s: %+v", name, s)
+		}
+	}
+}
+
+func TestRestartsKeepTheContent(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(1)
+	for round := range 4 {
+		c.write(0, "counter", uint64(round), fmt.Sprintf("round %d", round))
+		c.write(0, fmt.Sprintf("e%d", round), 0, "x")
+		for _, name := range c.nodes {
+			if err := c.stop(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.startAll(1)
+		c.wantEverywhere(0, "counter", fmt.Sprintf("round %d", round))
+		c.wantEqualHashes(0, fmt.Sprintf("round %d", round))
+		for _, name := range c.nodes {
+			rec, err := c.host(name).Replica(0).Store().Entity(refOf("counter"))
+			if err != nil || rec.GetVersion() != uint64(round+1) {
+				t.Errorf("round %d, %s: version %d, %v", round, name, rec.GetVersion(), err)
+			}
+		}
+	}
+}
+
+func TestTakeoverAfterTheLeadersDeathFencesTheOldLease(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "one")
+	c.wantEverywhere(0, "e", "one")
+	node, old := c.lease(0, 0)
+	began := time.Now()
+	c.sever(node)
+	_, next := c.lease(0, old.Term()+1)
+	t.Logf("takeover in %v", time.Since(began))
+	if next.Epoch() != old.Epoch() || next.Term() <= old.Term() {
+		t.Errorf("the new lease is (%d, %d), the old one was (%d, %d)", next.Epoch(), next.Term(), old.Epoch(), old.Term())
+	}
+	if next.LogTime() < 0 {
+		t.Errorf("log time %d", next.LogTime())
+	}
+	if err := propose(next, commitOf("e", 1, "two")); err != nil {
+		t.Fatal(err)
+	}
+	err := propose(old, commitOf("e", 1, "too late"))
+	switch entity.ReasonOf(err) {
+	case entity.NotExecuted, entity.OutcomeUnknown:
+	default:
+		t.Errorf("a record under the old lease: %v", err)
+	}
+	select {
+	case <-old.Context().Done():
+	case <-time.After(patience):
+		t.Error("the old lease did not end")
+	}
+	c.wantEverywhere(0, "e", "two")
+}
+
+func TestOldTermIsRefusedByTheStateMachine(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.startAll(1)
+	_, l := c.lease(0, 0)
+	// A lease that does not know that its term is over, on the node that leads.
+	stale := newLease(0, 1, l.Term()-1, 0, func(entry []byte) raft.ApplyFuture {
+		return c.host("a").Replica(0).raft.Apply(entry, time.Second)
+	})
+	err := propose(stale, commitOf("e", 0, "x"))
+	if entity.ReasonOf(err) != entity.NotExecuted || !strings.Contains(err.Error(), "term") {
+		t.Errorf("a record of an older term: %v", err)
+	}
+	if stale.Context().Err() == nil {
+		t.Error("the refusal did not end the lease")
+	}
+	stale.batcher.close()
+	if err := propose(l, commitOf("e", 0, "x")); err != nil {
+		t.Errorf("the current lease: %v", err)
+	}
+}
+
+func TestLeaseRestartsWhenItsTermIsRefused(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.startAll(1)
+	_, l := c.lease(0, 0)
+	l.end(errSuperseded)
+	eventually(t, "another lease", func() bool {
+		found := c.host("a").Replica(0).Lease()
+		return found != nil && found != l
+	})
+	_, next := c.lease(0, 0)
+	if err := propose(next, commitOf("e", 0, "x")); err != nil {
+		t.Error(err)
+	}
+	if err := propose(l, commitOf("e", 1, "y")); entity.ReasonOf(err) != entity.NotExecuted {
+		t.Errorf("the ended lease: %v", err)
+	}
+}
+
+func TestTransferOfLeadership(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "one")
+	node, l := c.lease(0, 0)
+	to := "a"
+	if node == "a" {
+		to = "b"
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := c.host(node).Replica(0).TransferLeadership(ctx, to); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Context().Done()
+	got, next := c.lease(0, l.Term()+1)
+	if got != to {
+		t.Errorf("%s leads, want %s", got, to)
+	}
+	if next.LogTime() < l.logTime {
+		t.Errorf("log time went back from %d to %d", l.logTime, next.LogTime())
+	}
+	err := c.host(node).Replica(0).TransferLeadership(ctx, to)
+	if entity.ReasonOf(err) != entity.NotExecuted {
+		t.Errorf("transfer by a follower: %v", err)
+	}
+}
+
+func TestBarrierComesBehindWhatWasProposedBefore(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.startAll(1)
+	_, l := c.lease(0, 0)
+	store := c.host("a").Replica(0).Store()
+	var order []int
+	done := make(chan struct{})
+	for i := range 50 {
+		l.Propose(commitOf("e", uint64(i), fmt.Sprint(i)), func(err error) {
+			if err != nil {
+				t.Errorf("record %d: %v", i, err)
+			}
+			order = append(order, 2*i)
+		})
+		l.Barrier(func(err error) {
+			rec, readErr := store.Entity(refOf("e"))
+			if err != nil || readErr != nil || rec.GetVersion() < uint64(i+1) {
+				t.Errorf("barrier %d: %v, %v, version %d", i, err, readErr, rec.GetVersion())
+			}
+			order = append(order, 2*i+1)
+			if i == 49 {
+				close(done)
+			}
+		})
+	}
+	<-done
+	for i, got := range order {
+		if got != i {
+			t.Fatalf("callback %d came at place %d", got, i)
+		}
+	}
+}

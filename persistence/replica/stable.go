@@ -1,0 +1,97 @@
+package replica
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/hashicorp/raft"
+)
+
+// Names of stable values. The first three are raft's own.
+var (
+	stableTerm     = []byte("CurrentTerm")
+	stableVoteTerm = []byte("LastVoteTerm")
+	stableVoteFor  = []byte("LastVoteCand")
+	// stableBorn stands from before the replica's file exists: a file without it
+	// has lost its log, and with it the votes of this replica.
+	stableBorn = []byte("writ/born")
+	// stableInstalled is the index of the last snapshot file that was swapped in,
+	// written before it is: it explains a file that is ahead of its log.
+	stableInstalled = []byte("writ/installed")
+	// stableDropped stands while the replica is being deleted.
+	stableDropped = []byte("writ/dropped")
+)
+
+// Set writes a stable value durably.
+func (l *groupLog) Set(name, value []byte) error {
+	b := l.node.db.NewBatch()
+	l.set(b, name, value)
+	l.node.commit(b)
+	return nil
+}
+
+// SetUint64 writes a stable number durably. Raft writes the term of a vote before
+// the candidate; both change together here, since a crash between would leave the
+// vote with the candidate of an older term.
+func (l *groupLog) SetUint64(name []byte, value uint64) error {
+	encoded := binary.BigEndian.AppendUint64(nil, value)
+	if old, _ := l.Get(name); bytes.Equal(old, encoded) {
+		return nil
+	}
+	b := l.node.db.NewBatch()
+	l.set(b, name, encoded)
+	if bytes.Equal(name, stableVoteTerm) {
+		l.node.must("forget vote", func() error { return b.Delete(l.key.stable(stableVoteFor), nil) })
+	}
+	l.node.commit(b)
+	return nil
+}
+
+// Get reads a stable value, nil if there is none.
+func (l *groupLog) Get(name []byte) (value []byte, _ error) {
+	l.node.must("read stable value", func() error {
+		found, closer, err := l.node.db.Get(l.key.stable(name))
+		if err == pebble.ErrNotFound {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		value = append([]byte{}, found...)
+		return closer.Close()
+	})
+	return value, nil
+}
+
+// GetUint64 reads a stable number, 0 if there is none.
+func (l *groupLog) GetUint64(name []byte) (uint64, error) {
+	value, _ := l.Get(name)
+	if len(value) != 8 {
+		return 0, nil
+	}
+	return binary.BigEndian.Uint64(value), nil
+}
+
+// pristine reports whether the group has never taken part in anything.
+func (l *groupLog) pristine() bool {
+	term, _ := l.GetUint64(stableTerm)
+	_, last := l.bounds()
+	return term == 0 && last == 0
+}
+
+// bootstrap makes the first entry of a group out of its first configuration. All
+// its voters may do it: the entry is the same on each. Raft's own function for
+// this takes two steps and gets stuck if it is interrupted between them.
+func (l *groupLog) bootstrap(c raft.Configuration) {
+	entry := &raft.Log{Index: 1, Term: 1, Type: raft.LogConfiguration, Data: raft.EncodeConfiguration(c)}
+	b := l.node.db.NewBatch()
+	l.set(b, stableTerm, binary.BigEndian.AppendUint64(nil, 1))
+	l.node.must("bootstrap", func() error { return b.Set(l.key.log(1), appendEntry(nil, entry), nil) })
+	l.node.commit(b)
+	l.appended([]*raft.Log{entry}, entrySize(entry))
+}
+
+func (l *groupLog) set(b *pebble.Batch, name, value []byte) {
+	l.node.must("set stable value", func() error { return b.Set(l.key.stable(name), value, nil) })
+}

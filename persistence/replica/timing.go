@@ -1,0 +1,101 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Timing holds every timeout and bound of a node's groups. The relations between
+// them matter more than the values: see [Timing.Validate].
+type Timing struct {
+	// Heartbeat is how long a follower lives without its leader before it stands
+	// for election; the wait is drawn from one to two times this value. Leaders
+	// send ten heartbeats in this time.
+	Heartbeat time.Duration
+	// Election is how long a candidate waits for votes before it tries again.
+	Election time.Duration
+	// Lease is how long a leader leads without hearing from a majority.
+	Lease time.Duration
+	// Commit is the longest time, doubled, until followers of an idle leader
+	// learn that the last entry is committed.
+	Commit time.Duration
+	// RPC bounds one call to a peer, including the peer's fsync. A call that
+	// fails by it costs the connection.
+	RPC time.Duration
+	// Dial bounds connection and handshake.
+	Dial time.Duration
+	// Enqueue is how long an entry waits for raft's main loop before it is given
+	// up as not executed.
+	Enqueue time.Duration
+	// Stagger is the head start of each surviving voter over the next one when
+	// the connection from the leader breaks.
+	Stagger time.Duration
+	// Stall is how long one append to the log may take before this node's
+	// replicas leave their groups until it has ended.
+	Stall time.Duration
+
+	// AppendEntries is the number of entries in one call to a follower.
+	AppendEntries int
+	// TrailingLogs is the number of entries kept for slow followers.
+	TrailingLogs uint64
+	// SnapshotThreshold is the number of new entries after which a log is
+	// trimmed, looked at every SnapshotInterval to twice that.
+	SnapshotThreshold uint64
+	SnapshotInterval  time.Duration
+	// LogBytes is the size of a group's log after which it is trimmed to about
+	// half of it, whatever TrailingLogs says.
+	LogBytes int64
+}
+
+// DefaultTiming gives a takeover within three seconds of a silent leader and no
+// needless elections on a busy two-core machine.
+func DefaultTiming() Timing {
+	return Timing{
+		Heartbeat:         800 * time.Millisecond,
+		Election:          800 * time.Millisecond,
+		Lease:             400 * time.Millisecond,
+		Commit:            100 * time.Millisecond,
+		RPC:               5 * time.Second,
+		Dial:              time.Second,
+		Enqueue:           time.Second,
+		Stagger:           200 * time.Millisecond,
+		Stall:             5 * time.Second,
+		AppendEntries:     32,
+		TrailingLogs:      1024,
+		SnapshotThreshold: 2048,
+		SnapshotInterval:  10 * time.Second,
+		LogBytes:          64 << 20,
+	}
+}
+
+// Validate checks the relations between the timeouts.
+func (t Timing) Validate() error {
+	var errs []error
+	need := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"heartbeat", t.Heartbeat}, {"election", t.Election}, {"lease", t.Lease}, {"commit", t.Commit}, {"rpc", t.RPC},
+		{"dial", t.Dial}, {"enqueue", t.Enqueue}, {"stagger", t.Stagger}, {"stall", t.Stall}, {"snapshot interval", t.SnapshotInterval},
+	} {
+		need(d.value >= 5*time.Millisecond, "%s %v is below 5 ms", d.name, d.value)
+	}
+	need(t.Election >= t.Heartbeat, "election %v is below heartbeat %v: candidates would give up before voters are free to vote", t.Election, t.Heartbeat)
+	need(2*t.Lease <= t.Heartbeat, "lease %v is above half of heartbeat %v: an old leader could outlive the patience of its followers", t.Lease, t.Heartbeat)
+	need(2*t.Commit <= t.Heartbeat, "commit %v is above half of heartbeat %v", t.Commit, t.Heartbeat)
+	need(t.RPC >= 2*t.Heartbeat, "rpc %v is below twice the heartbeat %v: a slow fsync would cost connections", t.RPC, t.Heartbeat)
+	need(t.Dial <= t.RPC, "dial %v is above rpc %v", t.Dial, t.RPC)
+	need(t.Stagger <= t.Heartbeat, "stagger %v is above heartbeat %v", t.Stagger, t.Heartbeat)
+	need(t.Stall > t.Heartbeat, "stall %v is not above heartbeat %v", t.Stall, t.Heartbeat)
+	need(t.AppendEntries >= 1 && t.AppendEntries <= 1024, "append entries %d is not within 1 to 1024", t.AppendEntries)
+	need(t.TrailingLogs >= 1, "trailing logs is 0: every slow follower would need the whole file")
+	need(t.SnapshotThreshold >= 1, "snapshot threshold is 0")
+	need(t.LogBytes >= 1<<20, "log bytes %d is below 1 MiB", t.LogBytes)
+	return errors.Join(errs...)
+}
