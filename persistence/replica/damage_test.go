@@ -1,0 +1,245 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"writ/actors/entity"
+)
+
+func errorsAs[T error](err error, to *T) bool { return errors.As(err, to) }
+
+func TestDamageQuarantinesTheReplica(t *testing.T) {
+	for _, damage := range []struct {
+		name string
+		// do is called between two lives of node a, which holds shards 0 and 1.
+		do func(t *testing.T, dir, path, other string)
+		// both shards are hit
+		all bool
+	}{
+		{"zero length", func(t *testing.T, _, path, _ string) { truncate(t, path, 0) }, false},
+		{"truncated", func(t *testing.T, _, path, _ string) { truncate(t, path, sizeOf(t, path)/2) }, false},
+		{"zeroed", func(t *testing.T, _, path, _ string) { overwrite(t, []string{path}) }, false},
+		{"foreign", func(t *testing.T, _, path, _ string) {
+			if err := os.WriteFile(path, []byte("not a shard file at all"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+		{"missing", func(t *testing.T, _, path, _ string) { remove(t, []string{path}) }, false},
+		{"another shard's", func(t *testing.T, _, path, other string) { copyFile(t, other, path) }, false},
+		{"an older copy", func(t *testing.T, _, path, _ string) { copyFile(t, path+".old", path) }, false},
+		{"log missing", func(t *testing.T, dir, _, _ string) {
+			if err := os.RemoveAll(filepath.Join(dir, logDir)); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+		{"log damaged", func(t *testing.T, dir, _, _ string) {
+			overwrite(t, match(t, filepath.Join(dir, logDir), "MANIFEST-*"))
+		}, true},
+	} {
+		t.Run(damage.name, func(t *testing.T) {
+			c := newCluster(t, 3, fewTrailingLogs)
+			c.startAll(2)
+			c.write(0, "e", 0, "x")
+			c.wantEverywhere(0, "e", "x")
+			r := c.host("a").Replica(0)
+			flush(t, r)
+			copyFile(t, r.path(), r.path()+".old")
+			for shard := range uint32(2) {
+				for i := range 20 {
+					c.write(shard, fmt.Sprintf("e%d", i), 0, "x")
+				}
+				c.wantEverywhere(shard, "e19", "x")
+				shorten(t, c.host("a").Replica(shard))
+			}
+			other := c.host("a").Replica(1).path()
+			if err := c.stop("a"); err != nil {
+				t.Fatal(err)
+			}
+			damage.do(t, c.dirs["a"], r.path(), other)
+
+			c.start("a")
+			s := c.open("a", shardConfig(0, 1, c.servers(1))).Status()
+			if s.State != Quarantined || s.Reason == "" {
+				t.Fatalf("the replica stands as %s (%s)", s.State, s.Reason)
+			}
+			t.Log(s.Reason)
+			if r := c.host("a").Replica(0); r.Lease() != nil {
+				t.Error("a quarantined replica has a lease")
+			} else if ok, reason := r.Ready(); ok {
+				t.Errorf("a quarantined replica is ready: %s", reason)
+			}
+			intact := c.open("a", shardConfig(1, 1, c.servers(1))).Status()
+			if want := map[bool]State{true: Quarantined, false: Serving}[damage.all]; intact.State != want {
+				t.Errorf("the other shard stands as %s (%s), want %s", intact.State, intact.Reason, want)
+			}
+			c.write(0, "e", 1, "y") // the others are a majority
+		})
+	}
+}
+
+func TestQuarantinedReplicaIsReplacedByANewGeneration(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	path := c.host("a").Replica(0).path()
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	truncate(t, path, 0)
+	c.start("a")
+	c.open("a", shardConfig(0, 1, c.servers(1)))
+	if err := c.host("a").Drop(0); err != nil {
+		t.Fatal(err)
+	}
+	c.open("a", shardConfig(0, 2, nil))
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	step := func(what string, do func(*Replica) error) {
+		eventually(t, what, func() bool {
+			node, _ := c.lease(0, 0)
+			return do(c.host(node).Replica(0)) == nil
+		})
+	}
+	step("removal", func(r *Replica) error { return r.Remove(ctx, c.server("a", 1)) })
+	step("addition", func(r *Replica) error { return r.AddLearner(ctx, c.server("a", 2)) })
+	step("promotion", func(r *Replica) error { return r.Promote(ctx, c.server("a", 2)) })
+	c.wantEverywhere(0, "e", "x")
+	c.wantEqualHashes(0, "replaced")
+}
+
+func TestFailedReplicaHandsOver(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	c.wantEverywhere(0, "e", "x")
+	node, l := c.lease(0, 0)
+	r := c.host(node).Replica(0)
+	began := time.Now()
+	r.fail(errors.New("the disk is full"))
+	c.lease(0, l.Term()+1)
+	t.Logf("takeover in %v", time.Since(began))
+	if err := propose(l, commitOf("e", 1, "y")); entity.ReasonOf(err) != entity.NotExecuted {
+		t.Errorf("a record under the lease of a failed replica: %v", err)
+	}
+	if s := r.Status(); s.State != Failed || s.Reason == "" {
+		t.Errorf("the replica stands as %s (%s)", s.State, s.Reason)
+	}
+	c.write(0, "e", 1, "z")
+}
+
+// breakable is a file system under the shared log whose syncs can be made to fail
+// or to hang.
+type breakable struct {
+	broken atomic.Bool
+	hang   atomic.Pointer[chan struct{}]
+}
+
+func (b *breakable) fs() vfs.FS {
+	return errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		switch op.Kind {
+		case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpFileWrite:
+		default:
+			return nil
+		}
+		if b.broken.Load() {
+			return errors.New("the disk is gone")
+		}
+		if hang := b.hang.Load(); hang != nil {
+			<-*hang
+		}
+		return nil
+	}))
+}
+
+// startBreakable starts three nodes, each with a disk of its own under its log.
+func startBreakable(t *testing.T, change func(*Config)) (*cluster, map[string]*breakable) {
+	disks := map[string]*breakable{}
+	c := newCluster(t, 3, func(config *Config) {
+		if disks[config.Node] == nil {
+			disks[config.Node] = &breakable{}
+		}
+		config.fs = disks[config.Node].fs()
+		if change != nil {
+			change(config)
+		}
+	})
+	c.startAll(2)
+	return c, disks
+}
+
+func TestFailingLogDiskFailsAllReplicasOfTheNode(t *testing.T) {
+	c, disks := startBreakable(t, nil)
+	c.write(0, "e", 0, "x")
+	c.wantEverywhere(0, "e", "x")
+	node, l := c.lease(0, 0)
+	disks[node].broken.Store(true)
+	err := propose(l, commitOf("e", 1, "y"))
+	if entity.ReasonOf(err) != entity.OutcomeUnknown {
+		t.Errorf("a record on a failing disk: %v, want %s", err, entity.OutcomeUnknown)
+	}
+	for shard := range uint32(2) {
+		eventually(t, "failure", func() bool { return c.host(node).Replica(shard).Status().State == Failed })
+	}
+	c.lease(0, l.Term()+1)
+	c.lease(1, 0)
+	c.write(1, "e", 0, "x")
+}
+
+func TestHangingLogDiskMovesLeadershipAndComesBack(t *testing.T) {
+	c, disks := startBreakable(t, func(config *Config) { config.Timing.Stall = 400 * time.Millisecond })
+	c.write(0, "e", 0, "x")
+	c.wantEverywhere(0, "e", "x")
+	node, l := c.lease(0, 0)
+	hang := make(chan struct{})
+	disks[node].hang.Store(&hang)
+	result := make(chan error, 1)
+	l.Propose(commitOf("e", 1, "y"), func(err error) { result <- err })
+	_, next := c.lease(0, l.Term()+1)
+	if err := <-result; entity.ReasonOf(err) != entity.OutcomeUnknown {
+		t.Errorf("a record on a hanging disk: %v, want %s", err, entity.OutcomeUnknown)
+	}
+	// The record may have reached the others before: both versions are possible.
+	eventually(t, "a write on the new leader", func() bool {
+		rec, err := c.host(node).Replica(0).Store().Entity(refOf("f"))
+		return err == nil && (rec != nil || propose(next, commitOf("f", 0, "z")) == nil)
+	})
+	disks[node].hang.Store(nil)
+	close(hang)
+	c.wantEverywhere(0, "f", "z")
+	c.wantEqualHashes(0, "thawed")
+}
+
+func flush(t *testing.T, r *Replica) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := r.store.WaitFlushed(ctx, r.store.Meta().GetIndex()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func truncate(t *testing.T, path string, size int64) {
+	t.Helper()
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func sizeOf(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Size()
+}

@@ -1,0 +1,253 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"writ/actors/entity"
+)
+
+// shorten takes a snapshot on a replica and leaves only a few entries in its log.
+func shorten(t *testing.T, r *Replica) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := r.store.WaitFlushed(ctx, r.store.Meta().GetIndex()); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.raft.Snapshot().Error(); err != nil {
+		t.Fatal(err)
+	}
+	if first, last := r.log.bounds(); first < 2 {
+		t.Fatalf("the log still runs from %d to %d", first, last)
+	}
+}
+
+func copyFile(t testing.TB, from, to string) {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.Create(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func fewTrailingLogs(c *Config) { c.Timing.TrailingLogs = 4 }
+
+func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
+	c := newCluster(t, 3, fewTrailingLogs)
+	for _, name := range c.nodes {
+		c.start(name)
+	}
+	first := []Server{c.server("a", 1), c.server("b", 1)}
+	for _, name := range []string{"a", "b"} {
+		c.open(name, shardConfig(0, 1, first))
+	}
+	for i := range 30 {
+		c.write(0, fmt.Sprintf("e%d", i), 0, fmt.Sprint(i))
+	}
+	node, _ := c.lease(0, 0)
+	leader := c.host(node).Replica(0)
+	shorten(t, leader)
+
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	third := c.server("c", 5)
+	learner := c.open("c", shardConfig(0, 5, nil))
+	if ok, reason := learner.Ready(); ok {
+		t.Errorf("ready before it was added: %s", reason)
+	}
+	if err := leader.Promote(ctx, third); err == nil {
+		t.Error("a stranger was promoted")
+	}
+	if err := leader.AddLearner(ctx, third); err != nil {
+		t.Fatal(err)
+	}
+	c.wantEverywhere(0, "e29", "29")
+	if installed, _ := learner.log.GetUint64(stableInstalled); installed == 0 {
+		t.Error("the learner got the log, not the file")
+	}
+	c.write(0, "e30", 0, "30")
+	c.wantEverywhere(0, "e30", "30")
+	if err := leader.AddLearner(ctx, third); err != nil {
+		t.Errorf("adding it again: %v", err)
+	}
+	if err := leader.AddLearner(ctx, c.server("c", 6)); err == nil {
+		t.Error("a second replica on the same node was taken in")
+	}
+	eventually(t, "promotion", func() bool { return leader.Promote(ctx, third) == nil })
+	if err := leader.Promote(ctx, third); err != nil {
+		t.Errorf("promoting it again: %v", err)
+	}
+	c.wantEqualHashes(0, "three")
+	eventually(t, "readiness", func() bool { ok, _ := learner.Ready(); return ok })
+	if s := learner.Status(); len(s.Voters) != 3 || s.Generation != 5 {
+		t.Errorf("status %+v", s)
+	}
+	if err := learner.Remove(ctx, third); entity.ReasonOf(err) != entity.NotExecuted {
+		t.Errorf("removal by a follower: %v", err)
+	}
+
+	// The received file is this replica's own across a restart.
+	if err := c.stop("c"); err != nil {
+		t.Fatal(err)
+	}
+	c.start("c")
+	c.open("c", shardConfig(0, 5, nil))
+	c.write(0, "e31", 0, "31")
+	c.wantEverywhere(0, "e31", "31")
+	c.wantEqualHashes(0, "restarted")
+	if names := filesIn(t, filepath.Join(c.dirs["c"], tmpDir)); len(names) != 0 {
+		t.Errorf("temporary files are left: %v", names)
+	}
+
+	// A removed replica is dropped, and its generation does not come back.
+	eventually(t, "removal", func() bool {
+		node, _ := c.lease(0, 0)
+		return c.host(node).Replica(0).Remove(ctx, third) == nil
+	})
+	if err := c.host("c").Drop(0); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.open("c", shardConfig(0, 5, nil)); r.Status().State != Quarantined {
+		t.Errorf("a dropped generation stands as %s", r.Status().State)
+	}
+}
+
+func filesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	found, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
+		names = append(names, f.Name())
+	}
+	return names
+}
+
+func TestMessagesForAnOlderGenerationAreRefused(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	c.wantEverywhere(0, "e", "x")
+	// The disk of one follower is replaced by a new replica: the group's leader
+	// still believes in the old one.
+	node, _ := c.lease(0, 0)
+	victim := "a"
+	if node == "a" {
+		victim = "b"
+	}
+	if err := c.host(victim).Drop(0); err != nil {
+		t.Fatal(err)
+	}
+	fresh := c.open(victim, shardConfig(0, 2, nil))
+	c.write(0, "e", 1, "y") // the other two are enough
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	leader := c.host(node).Replica(0)
+	_, err := leader.trans.streams.dial(ctx, c.server(victim, 1).String())
+	var no *refusal
+	if !errorsAs(err, &no) {
+		t.Fatalf("dialing the old generation: %v, want a refusal", err)
+	}
+	t.Log(no.reason)
+	if last, _ := fresh.log.LastIndex(); last != 0 {
+		t.Errorf("the new replica took entries meant for the old one: up to %d", last)
+	}
+	eventually(t, "removal of the old replica", func() bool { return leader.Remove(ctx, c.server(victim, 1)) == nil })
+	eventually(t, "the new learner", func() bool { return leader.AddLearner(ctx, c.server(victim, 2)) == nil })
+	eventually(t, "its promotion", func() bool { return leader.Promote(ctx, c.server(victim, 2)) == nil })
+	c.wantEverywhere(0, "e", "y")
+	c.wantEqualHashes(0, "replaced")
+}
+
+func TestUnflushedEntriesAreReplayedAfterACrash(t *testing.T) {
+	c := newCluster(t, 3, func(config *Config) { config.Store.FlushInterval = time.Hour })
+	c.startAll(1)
+	for i := range 20 {
+		c.write(0, fmt.Sprintf("e%d", i), 0, fmt.Sprint(i))
+	}
+	c.wantEverywhere(0, "e19", "19")
+	// What a crash leaves is the file of the last flush: here, an empty one.
+	for _, name := range c.nodes {
+		path := c.host(name).Replica(0).path()
+		if index, _ := c.host(name).Replica(0).Store().FlushedIndex(); index != 0 {
+			t.Fatalf("%s has flushed up to %d", name, index)
+		}
+		copyFile(t, path, path+".crash")
+		if err := c.stop(name); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".crash", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.startAll(1)
+	for i := range 20 {
+		c.wantEverywhere(0, fmt.Sprintf("e%d", i), fmt.Sprint(i))
+	}
+	c.wantEqualHashes(0, "replayed")
+}
+
+func TestCrashWhileASnapshotIsSwappedIn(t *testing.T) {
+	c := newCluster(t, 2, nil)
+	c.startAll(1)
+	for i := range 10 {
+		c.write(0, fmt.Sprintf("e%d", i), 0, fmt.Sprint(i))
+	}
+	c.wantEverywhere(0, "e9", "9")
+	node, _ := c.lease(0, 0)
+	follower := "a"
+	if node == "a" {
+		follower = "b"
+	}
+	r := c.host(follower).Replica(0)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := r.store.WaitFlushed(ctx, r.store.Meta().GetIndex()); err != nil {
+		t.Fatal(err)
+	}
+	index, _ := r.store.FlushedIndex()
+	if err := c.stop(follower); err != nil {
+		t.Fatal(err)
+	}
+	// The file has been swapped in, the log has not been emptied yet: it ends
+	// before the file.
+	h := c.start(follower)
+	l := newGroupLog(h.log, r.key, nil, func(err error) { t.Error(err) })
+	_, last := l.bounds()
+	if err := l.DeleteRange(4, last); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.open(follower, shardConfig(0, 1, c.servers(1))); r.Status().State != Quarantined {
+		t.Fatalf("a log that ends before its file stands as %s", r.Status().State)
+	}
+	if err := c.stop(follower); err != nil {
+		t.Fatal(err)
+	}
+	h = c.start(follower)
+	l = newGroupLog(h.log, r.key, nil, func(err error) { t.Error(err) })
+	if err := l.SetUint64(stableInstalled, index); err != nil {
+		t.Fatal(err)
+	}
+	c.open(follower, shardConfig(0, 1, c.servers(1)))
+	c.write(0, "e10", 0, "10")
+	c.wantEverywhere(0, "e10", "10")
+	c.wantEqualHashes(0, "installed")
+}

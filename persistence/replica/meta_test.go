@@ -1,0 +1,206 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
+)
+
+// startMeta starts the nodes and their replicas of the meta group.
+func startMeta(t *testing.T, c *cluster) map[string]*Meta {
+	t.Helper()
+	metas := map[string]*Meta{}
+	for _, name := range c.nodes {
+		m, err := c.start(name).OpenMeta(MetaConfig{Generation: 1, Bootstrap: c.servers(1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		metas[name] = m
+	}
+	return metas
+}
+
+func metaLeader(t *testing.T, metas map[string]*Meta) *Meta {
+	t.Helper()
+	var leader *Meta
+	eventually(t, "a meta leader", func() bool {
+		for _, m := range metas {
+			if m.IsLeader() {
+				leader = m
+				return true
+			}
+		}
+		return false
+	})
+	return leader
+}
+
+// put sets a node's zone through whichever replica leads.
+func put(t *testing.T, metas map[string]*Meta, node, zone string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	eventually(t, "an update", func() bool {
+		return metaLeader(t, metas).Update(ctx, func(s *nodev1.MetaState) error {
+			if s.Nodes == nil {
+				s.Nodes = map[string]*nodev1.NodeEntry{}
+			}
+			s.Nodes[node] = &nodev1.NodeEntry{Name: node, Zone: zone}
+			return nil
+		}) == nil
+	})
+}
+
+func TestMetaUpdatesAreCompareAndSet(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	metas := startMeta(t, c)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	leader := metaLeader(t, metas)
+	before := leader.State()
+	var writers sync.WaitGroup
+	for w := range 4 {
+		writers.Go(func() {
+			for range 10 {
+				err := leader.Update(ctx, func(s *nodev1.MetaState) error {
+					s.ReplicaGeneration++
+					return nil
+				})
+				if err != nil {
+					t.Errorf("writer %d: %v", w, err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	if got := leader.State(); got.GetReplicaGeneration() != 40 || got.GetVersion() != before.GetVersion()+40 {
+		t.Errorf("generation %d, version %d after 40 updates", got.GetReplicaGeneration(), got.GetVersion())
+	}
+	if before.GetReplicaGeneration() != 0 {
+		t.Error("an update has changed a state that was handed out")
+	}
+	for name, m := range metas {
+		eventually(t, "the state on "+name, func() bool { return proto.Equal(m.State(), leader.State()) })
+		eventually(t, name+" to be ready", func() bool { ok, _ := m.Ready(); return ok })
+		select {
+		case <-m.Changed():
+		default:
+			t.Errorf("%s told of no change", name)
+		}
+		if m == leader {
+			continue
+		}
+		err := m.Update(ctx, func(*nodev1.MetaState) error { return nil })
+		var e *entity.Error
+		if !errors.As(err, &e) || e.Reason != entity.NotExecuted || e.Details["leader"] != leader.Leader() {
+			t.Errorf("update on %s: %v, want %s naming %s", name, err, entity.NotExecuted, leader.Leader())
+		}
+	}
+	unwilling := errors.New("unwilling")
+	if err := leader.Update(ctx, func(*nodev1.MetaState) error { return unwilling }); !errors.Is(err, unwilling) {
+		t.Errorf("an update that refuses itself: %v", err)
+	}
+	version := leader.State().GetVersion()
+	if err := leader.Update(ctx, func(*nodev1.MetaState) error { return nil }); err != nil || leader.State().GetVersion() != version {
+		t.Errorf("an update that changes nothing: %v, version %d", err, leader.State().GetVersion())
+	}
+}
+
+func TestMetaSurvivesRestartsAndTheLossOfItsLeader(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	metas := startMeta(t, c)
+	for round := range 3 {
+		put(t, metas, "n", fmt.Sprint(round))
+		for _, name := range c.nodes {
+			if err := c.stop(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		metas = startMeta(t, c)
+		for _, m := range metas {
+			eventually(t, "the state", func() bool { return m.State().GetNodes()["n"].GetZone() == fmt.Sprint(round) })
+		}
+	}
+	leader := metaLeader(t, metas).Server().Node
+	c.sever(leader)
+	delete(metas, leader)
+	put(t, metas, "n", "after")
+}
+
+func TestMetaMembersGrowAndShrink(t *testing.T) {
+	c := newCluster(t, 3, fewTrailingLogs)
+	metas := map[string]*Meta{}
+	for _, name := range c.nodes {
+		c.start(name)
+	}
+	first, err := c.host("a").OpenMeta(MetaConfig{Generation: 1, Bootstrap: []Server{c.server("a", 1)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	metas["a"] = first
+	for i := range 20 {
+		put(t, metas, "n", fmt.Sprint(i))
+	}
+	if err := first.raft.Snapshot().Error(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, name := range []string{"b", "c"} {
+		m, err := c.host(name).OpenMeta(MetaConfig{Generation: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		add := first.AddVoter
+		if name == "c" {
+			add = first.AddLearner
+		}
+		if err := add(ctx, c.server(name, 2)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the state on "+name, func() bool { return m.State().GetNodes()["n"].GetZone() == "19" })
+		eventually(t, name+" to be ready", func() bool { ok, _ := m.Ready(); return ok })
+	}
+	voters, learners := first.Members()
+	if len(voters) != 2 || len(learners) != 1 {
+		t.Errorf("voters %v, learners %v", voters, learners)
+	}
+	if err := first.Remove(ctx, c.server("b", 2)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, metas, "n", "alone")
+}
+
+func TestMetaDamageIsAnError(t *testing.T) {
+	for _, damage := range []struct {
+		name string
+		do   func(dir string) error
+	}{
+		{"log missing", func(dir string) error { return os.RemoveAll(filepath.Join(dir, logDir)) }},
+		{"snapshots missing", func(dir string) error { return os.RemoveAll(filepath.Join(dir, metaDir)) }},
+	} {
+		t.Run(damage.name, func(t *testing.T) {
+			c := newCluster(t, 1, nil)
+			put(t, startMeta(t, c), "n", "x")
+			if err := c.stop("a"); err != nil {
+				t.Fatal(err)
+			}
+			if err := damage.do(c.dirs["a"]); err != nil {
+				t.Fatal(err)
+			}
+			_, err := c.start("a").OpenMeta(MetaConfig{Generation: 1, Bootstrap: c.servers(1)})
+			if _, odd := quarantined(err); !odd {
+				t.Errorf("opening it: %v, want damage", err)
+			}
+		})
+	}
+}
