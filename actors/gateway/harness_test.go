@@ -168,6 +168,10 @@ func (fakeControl) ReplicaStatus(_ context.Context, req *nodev1.ReplicaStatusReq
 	return &nodev1.ReplicaStatusResponse{Reason: req.GetAudit()}, nil
 }
 
+func (fakeControl) Report(context.Context, *nodev1.ReportRequest) (*nodev1.ReportResponse, error) {
+	return &nodev1.ReportResponse{}, nil
+}
+
 func (fakeControl) TransferLeadership(_ context.Context, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error) {
 	return nil, entity.Errorf(entity.NotExecuted, "%s has not caught up", req.GetTo())
 }

@@ -17,6 +17,7 @@ type Control interface {
 	Promise(ctx context.Context, req *nodev1.PromiseRequest) (*nodev1.PromiseResponse, error)
 	Register(ctx context.Context, req *nodev1.RegisterRequest) (*nodev1.RegisterResponse, error)
 	ReplicaStatus(ctx context.Context, req *nodev1.ReplicaStatusRequest) (*nodev1.ReplicaStatusResponse, error)
+	Report(ctx context.Context, req *nodev1.ReportRequest) (*nodev1.ReportResponse, error)
 	TransferLeadership(ctx context.Context, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error)
 }
 
@@ -105,6 +106,15 @@ func (s *NodeService) ReplicaStatus(ctx context.Context, req *nodev1.ReplicaStat
 		return nil, s.status(err)
 	}
 	resp, err := s.cfg.Control.ReplicaStatus(ctx, req)
+	return resp, s.status(err)
+}
+
+// Report describes all of this node's replicas.
+func (s *NodeService) Report(ctx context.Context, req *nodev1.ReportRequest) (*nodev1.ReportResponse, error) {
+	if err := s.checkCluster(req.GetClusterId()); err != nil {
+		return nil, s.status(err)
+	}
+	resp, err := s.cfg.Control.Report(ctx, req)
 	return resp, s.status(err)
 }
 

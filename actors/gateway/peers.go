@@ -42,6 +42,11 @@ func (p *Peers) ReplicaStatus(ctx context.Context, node string, req *nodev1.Repl
 	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.ReplicaStatus)
 }
 
+// Report asks a node about all its replicas.
+func (p *Peers) Report(ctx context.Context, node string, req *nodev1.ReportRequest) (*nodev1.ReportResponse, error) {
+	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.Report)
+}
+
 // TransferLeadership asks a shard's leader to hand over.
 func (p *Peers) TransferLeadership(ctx context.Context, node string, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error) {
 	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.TransferLeadership)

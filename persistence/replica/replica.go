@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -33,6 +34,9 @@ type ShardConfig struct {
 	Range      sharding.Range
 	Epoch      uint64
 	Generation uint64
+	// GenerationWidth is the width of a key generation in a new shard file; it
+	// must be the same on all replicas of the shard. 0: StoreConfig's.
+	GenerationWidth time.Duration
 	// Bootstrap is the shard's first configuration; it counts only if this replica
 	// has never taken part in anything. All replicas of a new shard get the same
 	// list, in the same order. Empty for a replica that will be added.
@@ -105,6 +109,8 @@ type Status struct {
 	// Voters and Learners of the committed configuration.
 	Voters, Learners []Server
 	FileBytes        int64
+	// Contact is when the leader was last heard from; on the leader: now.
+	Contact time.Time
 }
 
 // Status is this replica's view of itself and its group.
@@ -122,6 +128,10 @@ func (r *Replica) Status() Status {
 	s.Leader = leader.Node
 	s.AppliedIndex = r.appliedIndex.Load()
 	s.CommitIndex = r.raft.CommitIndex()
+	s.Contact = r.raft.LastContact()
+	if r.Lease() != nil {
+		s.Contact = time.Now()
+	}
 	_, s.LastLogIndex = r.log.bounds()
 	s.Voters, s.Learners = membersOf(r.members.Load().configuration)
 	return s
@@ -210,10 +220,14 @@ func (h *Host) shardPath(key groupKey) string {
 
 func (r *Replica) storeConfig() persistence.Config {
 	c := r.host.config
+	width := r.config.GenerationWidth
+	if width == 0 {
+		width = c.Store.GenerationWidth
+	}
 	return persistence.Config{
 		Path: r.path(), ClusterID: c.ClusterID,
 		Shard: r.config.Shard, Range: r.config.Range, Epoch: r.config.Epoch, Generation: r.config.Generation,
-		GenerationWidth: c.Store.GenerationWidth, FlushInterval: c.Store.FlushInterval, FlushRecords: c.Store.FlushRecords,
+		GenerationWidth: width, FlushInterval: c.Store.FlushInterval, FlushRecords: c.Store.FlushRecords,
 		FlushSlot: r.host.flushSlot,
 		OnFailure: func(err error) { r.fail(fmt.Errorf("shard file: %w", err)) },
 		Logger:    r.logger,

@@ -27,6 +27,9 @@ type ControllerConfig struct {
 	Shards      uint32
 	Replication int
 	Contract    *nodev1.Contract
+	// GenerationWidth is the slice of log time whose idempotency keys are
+	// forgotten together, in all shards for good; 0: the replicas' default.
+	GenerationWidth time.Duration
 	// Grace is how long a node may be out of reach before its replicas are placed
 	// elsewhere. Default 5 min.
 	Grace time.Duration
@@ -173,6 +176,7 @@ func (c *Controller) begin(s *nodev1.MetaState) error {
 	s.ClusterId = c.config.ClusterID
 	s.Replication = uint32(c.config.Replication)
 	s.Contract = c.config.Contract
+	s.GenerationWidth = int64(c.config.GenerationWidth)
 	return nil
 }
 

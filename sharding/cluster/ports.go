@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"time"
 
 	nodev1 "writ/proto/writ/node/v1"
 	"writ/sharding"
@@ -87,6 +88,8 @@ type ReplicaConfig struct {
 	Range      sharding.Range
 	Epoch      uint64
 	Generation uint64
+	// GenerationWidth is the same for every replica of the cluster.
+	GenerationWidth time.Duration
 	// Bootstrap is the group's first configuration, the same for all its
 	// replicas; empty for a group that has been formed.
 	Bootstrap []Server

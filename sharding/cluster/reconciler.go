@@ -180,6 +180,7 @@ func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement)
 	c := ReplicaConfig{
 		Shard: place.GetShard(), Range: sharding.Range{First: place.GetRangeFirst(), Last: place.GetRangeLast()},
 		Epoch: place.GetEpoch(), Generation: mine.GetGeneration(),
+		GenerationWidth: time.Duration(p.state.GetGenerationWidth()),
 	}
 	if !place.GetFormed() {
 		if ok, _ := p.r.config.Placements.Ready(); !ok {

@@ -139,7 +139,7 @@ func (x NodeEntry_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeEntry_State.Descriptor instead.
 func (NodeEntry_State) EnumDescriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{14, 0}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{16, 0}
 }
 
 // ForwardRequest is one client call, checked by the gateway that accepted it.
@@ -1047,6 +1047,96 @@ func (x *ReplicaStatusResponse) GetHash() []byte {
 	return nil
 }
 
+// ReportRequest asks a node about its replicas.
+type ReportRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportRequest) Reset() {
+	*x = ReportRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportRequest) ProtoMessage() {}
+
+func (x *ReportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
+func (*ReportRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ReportRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+// ReportResponse lists them.
+type ReportResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shards        []*ShardStatus         `protobuf:"bytes,1,rep,name=shards,proto3" json:"shards,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportResponse) Reset() {
+	*x = ReportResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportResponse) ProtoMessage() {}
+
+func (x *ReportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
+func (*ReportResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReportResponse) GetShards() []*ShardStatus {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
 // TransferLeadershipRequest asks the leader of a shard to hand over.
 type TransferLeadershipRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1060,7 +1150,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[11]
+	mi := &file_writ_node_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1162,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[11]
+	mi := &file_writ_node_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1175,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TransferLeadershipRequest) GetClusterId() string {
@@ -1118,7 +1208,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[12]
+	mi := &file_writ_node_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1220,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[12]
+	mi := &file_writ_node_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1233,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 // MetaState is the content of the meta group.
@@ -1158,13 +1248,17 @@ type MetaState struct {
 	// Last replica generation given out; never reused.
 	ReplicaGeneration uint64 `protobuf:"varint,6,opt,name=replica_generation,json=replicaGeneration,proto3" json:"replica_generation,omitempty"`
 	Replication       uint32 `protobuf:"varint,7,opt,name=replication,proto3" json:"replication,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Width of a key generation, nanoseconds of log time: the same in every
+	// replica of every shard, or their contents would differ. Fixed when the
+	// cluster begins.
+	GenerationWidth int64 `protobuf:"varint,8,opt,name=generation_width,json=generationWidth,proto3" json:"generation_width,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[13]
+	mi := &file_writ_node_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1270,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[13]
+	mi := &file_writ_node_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1283,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MetaState) GetClusterId() string {
@@ -1241,6 +1335,13 @@ func (x *MetaState) GetReplication() uint32 {
 	return 0
 }
 
+func (x *MetaState) GetGenerationWidth() int64 {
+	if x != nil {
+		return x.GenerationWidth
+	}
+	return 0
+}
+
 // NodeEntry is a node's line in the registry.
 type NodeEntry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1255,7 +1356,7 @@ type NodeEntry struct {
 
 func (x *NodeEntry) Reset() {
 	*x = NodeEntry{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[14]
+	mi := &file_writ_node_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1267,7 +1368,7 @@ func (x *NodeEntry) String() string {
 func (*NodeEntry) ProtoMessage() {}
 
 func (x *NodeEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[14]
+	mi := &file_writ_node_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1280,7 +1381,7 @@ func (x *NodeEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeEntry.ProtoReflect.Descriptor instead.
 func (*NodeEntry) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeEntry) GetName() string {
@@ -1336,7 +1437,7 @@ type ShardPlacement struct {
 
 func (x *ShardPlacement) Reset() {
 	*x = ShardPlacement{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[15]
+	mi := &file_writ_node_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1449,7 @@ func (x *ShardPlacement) String() string {
 func (*ShardPlacement) ProtoMessage() {}
 
 func (x *ShardPlacement) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[15]
+	mi := &file_writ_node_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1462,7 @@ func (x *ShardPlacement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardPlacement.ProtoReflect.Descriptor instead.
 func (*ShardPlacement) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ShardPlacement) GetShard() uint32 {
@@ -1425,7 +1526,7 @@ type ReplicaPlacement struct {
 
 func (x *ReplicaPlacement) Reset() {
 	*x = ReplicaPlacement{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[16]
+	mi := &file_writ_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1538,7 @@ func (x *ReplicaPlacement) String() string {
 func (*ReplicaPlacement) ProtoMessage() {}
 
 func (x *ReplicaPlacement) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[16]
+	mi := &file_writ_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1551,7 @@ func (x *ReplicaPlacement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaPlacement.ProtoReflect.Descriptor instead.
 func (*ReplicaPlacement) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReplicaPlacement) GetNode() string {
@@ -1487,7 +1588,7 @@ type Contract struct {
 
 func (x *Contract) Reset() {
 	*x = Contract{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[17]
+	mi := &file_writ_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1600,7 @@ func (x *Contract) String() string {
 func (*Contract) ProtoMessage() {}
 
 func (x *Contract) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[17]
+	mi := &file_writ_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1613,7 @@ func (x *Contract) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Contract.ProtoReflect.Descriptor instead.
 func (*Contract) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Contract) GetWindow() int64 {
@@ -1540,7 +1641,7 @@ type MetaCommand struct {
 
 func (x *MetaCommand) Reset() {
 	*x = MetaCommand{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[18]
+	mi := &file_writ_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1653,7 @@ func (x *MetaCommand) String() string {
 func (*MetaCommand) ProtoMessage() {}
 
 func (x *MetaCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[18]
+	mi := &file_writ_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1666,7 @@ func (x *MetaCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaCommand.ProtoReflect.Descriptor instead.
 func (*MetaCommand) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaCommand) GetBaseVersion() uint64 {
@@ -1590,7 +1691,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[19]
+	mi := &file_writ_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1703,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[19]
+	mi := &file_writ_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1716,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 // StatusResponse is one node's view.
@@ -1635,7 +1736,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[20]
+	mi := &file_writ_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1748,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[20]
+	mi := &file_writ_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1761,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -1742,7 +1843,7 @@ type ShardStatus struct {
 
 func (x *ShardStatus) Reset() {
 	*x = ShardStatus{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[21]
+	mi := &file_writ_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1855,7 @@ func (x *ShardStatus) String() string {
 func (*ShardStatus) ProtoMessage() {}
 
 func (x *ShardStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[21]
+	mi := &file_writ_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +1868,7 @@ func (x *ShardStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardStatus.ProtoReflect.Descriptor instead.
 func (*ShardStatus) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ShardStatus) GetShard() uint32 {
@@ -1878,7 +1979,7 @@ type MemberStatus struct {
 
 func (x *MemberStatus) Reset() {
 	*x = MemberStatus{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[22]
+	mi := &file_writ_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +1991,7 @@ func (x *MemberStatus) String() string {
 func (*MemberStatus) ProtoMessage() {}
 
 func (x *MemberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[22]
+	mi := &file_writ_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +2004,7 @@ func (x *MemberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberStatus.ProtoReflect.Descriptor instead.
 func (*MemberStatus) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MemberStatus) GetName() string {
@@ -1973,7 +2074,7 @@ type AuditShardRequest struct {
 
 func (x *AuditShardRequest) Reset() {
 	*x = AuditShardRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[23]
+	mi := &file_writ_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2086,7 @@ func (x *AuditShardRequest) String() string {
 func (*AuditShardRequest) ProtoMessage() {}
 
 func (x *AuditShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[23]
+	mi := &file_writ_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2099,7 @@ func (x *AuditShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditShardRequest.ProtoReflect.Descriptor instead.
 func (*AuditShardRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AuditShardRequest) GetShard() uint32 {
@@ -2041,7 +2142,7 @@ type AuditShardResponse struct {
 
 func (x *AuditShardResponse) Reset() {
 	*x = AuditShardResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[24]
+	mi := &file_writ_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +2154,7 @@ func (x *AuditShardResponse) String() string {
 func (*AuditShardResponse) ProtoMessage() {}
 
 func (x *AuditShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[24]
+	mi := &file_writ_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +2167,7 @@ func (x *AuditShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditShardResponse.ProtoReflect.Descriptor instead.
 func (*AuditShardResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AuditShardResponse) GetShard() uint32 {
@@ -2181,7 +2282,7 @@ type ReplicaHash struct {
 
 func (x *ReplicaHash) Reset() {
 	*x = ReplicaHash{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[25]
+	mi := &file_writ_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2294,7 @@ func (x *ReplicaHash) String() string {
 func (*ReplicaHash) ProtoMessage() {}
 
 func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[25]
+	mi := &file_writ_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2307,7 @@ func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaHash.ProtoReflect.Descriptor instead.
 func (*ReplicaHash) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReplicaHash) GetNode() string {
@@ -2248,7 +2349,7 @@ type AuditLanesRequest struct {
 
 func (x *AuditLanesRequest) Reset() {
 	*x = AuditLanesRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[26]
+	mi := &file_writ_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2361,7 @@ func (x *AuditLanesRequest) String() string {
 func (*AuditLanesRequest) ProtoMessage() {}
 
 func (x *AuditLanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[26]
+	mi := &file_writ_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2374,7 @@ func (x *AuditLanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLanesRequest.ProtoReflect.Descriptor instead.
 func (*AuditLanesRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AuditLanesRequest) GetShard() uint32 {
@@ -2308,7 +2409,7 @@ type AuditLane struct {
 
 func (x *AuditLane) Reset() {
 	*x = AuditLane{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[27]
+	mi := &file_writ_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2421,7 @@ func (x *AuditLane) String() string {
 func (*AuditLane) ProtoMessage() {}
 
 func (x *AuditLane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[27]
+	mi := &file_writ_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2434,7 @@ func (x *AuditLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLane.ProtoReflect.Descriptor instead.
 func (*AuditLane) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AuditLane) GetSource() *v11.Ref {
@@ -2394,7 +2495,7 @@ type DiskProbeRequest struct {
 
 func (x *DiskProbeRequest) Reset() {
 	*x = DiskProbeRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[28]
+	mi := &file_writ_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2507,7 @@ func (x *DiskProbeRequest) String() string {
 func (*DiskProbeRequest) ProtoMessage() {}
 
 func (x *DiskProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[28]
+	mi := &file_writ_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2520,7 @@ func (x *DiskProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskProbeRequest.ProtoReflect.Descriptor instead.
 func (*DiskProbeRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DiskProbeRequest) GetSamples() uint32 {
@@ -2440,7 +2541,7 @@ type DiskProbeResponse struct {
 
 func (x *DiskProbeResponse) Reset() {
 	*x = DiskProbeResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[29]
+	mi := &file_writ_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2553,7 @@ func (x *DiskProbeResponse) String() string {
 func (*DiskProbeResponse) ProtoMessage() {}
 
 func (x *DiskProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[29]
+	mi := &file_writ_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2566,7 @@ func (x *DiskProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskProbeResponse.ProtoReflect.Descriptor instead.
 func (*DiskProbeResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DiskProbeResponse) GetFdatasyncP50() int64 {
@@ -2492,7 +2593,7 @@ type ListLanesRequest struct {
 
 func (x *ListLanesRequest) Reset() {
 	*x = ListLanesRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[30]
+	mi := &file_writ_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2605,7 @@ func (x *ListLanesRequest) String() string {
 func (*ListLanesRequest) ProtoMessage() {}
 
 func (x *ListLanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[30]
+	mi := &file_writ_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2618,7 @@ func (x *ListLanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLanesRequest.ProtoReflect.Descriptor instead.
 func (*ListLanesRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListLanesRequest) GetShard() uint32 {
@@ -2546,7 +2647,7 @@ type LaneInfo struct {
 
 func (x *LaneInfo) Reset() {
 	*x = LaneInfo{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[31]
+	mi := &file_writ_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2659,7 @@ func (x *LaneInfo) String() string {
 func (*LaneInfo) ProtoMessage() {}
 
 func (x *LaneInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[31]
+	mi := &file_writ_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2672,7 @@ func (x *LaneInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneInfo.ProtoReflect.Descriptor instead.
 func (*LaneInfo) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LaneInfo) GetSource() *v11.Ref {
@@ -2605,7 +2706,7 @@ type SetNodeStateRequest struct {
 
 func (x *SetNodeStateRequest) Reset() {
 	*x = SetNodeStateRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[32]
+	mi := &file_writ_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2617,7 +2718,7 @@ func (x *SetNodeStateRequest) String() string {
 func (*SetNodeStateRequest) ProtoMessage() {}
 
 func (x *SetNodeStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[32]
+	mi := &file_writ_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2630,7 +2731,7 @@ func (x *SetNodeStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStateRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeStateRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetNodeStateRequest) GetNode() string {
@@ -2655,7 +2756,7 @@ type SetNodeStateResponse struct {
 
 func (x *SetNodeStateResponse) Reset() {
 	*x = SetNodeStateResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[33]
+	mi := &file_writ_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +2768,7 @@ func (x *SetNodeStateResponse) String() string {
 func (*SetNodeStateResponse) ProtoMessage() {}
 
 func (x *SetNodeStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[33]
+	mi := &file_writ_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +2781,7 @@ func (x *SetNodeStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStateResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeStateResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 type MoveShardRequest struct {
@@ -2694,7 +2795,7 @@ type MoveShardRequest struct {
 
 func (x *MoveShardRequest) Reset() {
 	*x = MoveShardRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[34]
+	mi := &file_writ_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +2807,7 @@ func (x *MoveShardRequest) String() string {
 func (*MoveShardRequest) ProtoMessage() {}
 
 func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[34]
+	mi := &file_writ_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +2820,7 @@ func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardRequest.ProtoReflect.Descriptor instead.
 func (*MoveShardRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MoveShardRequest) GetShard() uint32 {
@@ -2751,7 +2852,7 @@ type MoveShardResponse struct {
 
 func (x *MoveShardResponse) Reset() {
 	*x = MoveShardResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[35]
+	mi := &file_writ_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2864,7 @@ func (x *MoveShardResponse) String() string {
 func (*MoveShardResponse) ProtoMessage() {}
 
 func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[35]
+	mi := &file_writ_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2877,7 @@ func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardResponse.ProtoReflect.Descriptor instead.
 func (*MoveShardResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 var File_writ_node_v1_node_proto protoreflect.FileDescriptor
@@ -2864,13 +2965,18 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12)\n" +
 	"\x10checkpoint_index\x18\n" +
 	" \x01(\x04R\x0fcheckpointIndex\x12\x12\n" +
-	"\x04hash\x18\v \x01(\fR\x04hash\"`\n" +
+	"\x04hash\x18\v \x01(\fR\x04hash\".\n" +
+	"\rReportRequest\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\"C\n" +
+	"\x0eReportResponse\x121\n" +
+	"\x06shards\x18\x01 \x03(\v2\x19.writ.node.v1.ShardStatusR\x06shards\"`\n" +
 	"\x19TransferLeadershipRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\tR\x02to\"\x1c\n" +
-	"\x1aTransferLeadershipResponse\"\x8c\x03\n" +
+	"\x1aTransferLeadershipResponse\"\xb7\x03\n" +
 	"\tMetaState\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -2879,7 +2985,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06shards\x18\x04 \x03(\v2\x1c.writ.node.v1.ShardPlacementR\x06shards\x122\n" +
 	"\bcontract\x18\x05 \x01(\v2\x16.writ.node.v1.ContractR\bcontract\x12-\n" +
 	"\x12replica_generation\x18\x06 \x01(\x04R\x11replicaGeneration\x12 \n" +
-	"\vreplication\x18\a \x01(\rR\vreplication\x1aQ\n" +
+	"\vreplication\x18\a \x01(\rR\vreplication\x12)\n" +
+	"\x10generation_width\x18\b \x01(\x03R\x0fgenerationWidth\x1aQ\n" +
 	"\n" +
 	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
@@ -3015,13 +3122,14 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\tR\x02to\"\x13\n" +
-	"\x11MoveShardResponse2\xf3\x03\n" +
+	"\x11MoveShardResponse2\xb8\x04\n" +
 	"\vNodeService\x12F\n" +
 	"\aForward\x12\x1c.writ.node.v1.ForwardRequest\x1a\x1d.writ.node.v1.ForwardResponse\x12F\n" +
 	"\aDeliver\x12\x1c.writ.node.v1.DeliverRequest\x1a\x1d.writ.node.v1.DeliverResponse\x12F\n" +
 	"\aPromise\x12\x1c.writ.node.v1.PromiseRequest\x1a\x1d.writ.node.v1.PromiseResponse\x12I\n" +
 	"\bRegister\x12\x1d.writ.node.v1.RegisterRequest\x1a\x1e.writ.node.v1.RegisterResponse\x12X\n" +
-	"\rReplicaStatus\x12\".writ.node.v1.ReplicaStatusRequest\x1a#.writ.node.v1.ReplicaStatusResponse\x12g\n" +
+	"\rReplicaStatus\x12\".writ.node.v1.ReplicaStatusRequest\x1a#.writ.node.v1.ReplicaStatusResponse\x12C\n" +
+	"\x06Report\x12\x1b.writ.node.v1.ReportRequest\x1a\x1c.writ.node.v1.ReportResponse\x12g\n" +
 	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\xa8\x04\n" +
 	"\fAdminService\x12C\n" +
 	"\x06Status\x12\x1b.writ.node.v1.StatusRequest\x1a\x1c.writ.node.v1.StatusResponse\x12O\n" +
@@ -3047,7 +3155,7 @@ func file_writ_node_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_writ_node_v1_node_proto_goTypes = []any{
 	(Refusal_Kind)(0),                  // 0: writ.node.v1.Refusal.Kind
 	(NodeEntry_State)(0),               // 1: writ.node.v1.NodeEntry.State
@@ -3062,103 +3170,108 @@ var file_writ_node_v1_node_proto_goTypes = []any{
 	(*RegisterResponse)(nil),           // 10: writ.node.v1.RegisterResponse
 	(*ReplicaStatusRequest)(nil),       // 11: writ.node.v1.ReplicaStatusRequest
 	(*ReplicaStatusResponse)(nil),      // 12: writ.node.v1.ReplicaStatusResponse
-	(*TransferLeadershipRequest)(nil),  // 13: writ.node.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 14: writ.node.v1.TransferLeadershipResponse
-	(*MetaState)(nil),                  // 15: writ.node.v1.MetaState
-	(*NodeEntry)(nil),                  // 16: writ.node.v1.NodeEntry
-	(*ShardPlacement)(nil),             // 17: writ.node.v1.ShardPlacement
-	(*ReplicaPlacement)(nil),           // 18: writ.node.v1.ReplicaPlacement
-	(*Contract)(nil),                   // 19: writ.node.v1.Contract
-	(*MetaCommand)(nil),                // 20: writ.node.v1.MetaCommand
-	(*StatusRequest)(nil),              // 21: writ.node.v1.StatusRequest
-	(*StatusResponse)(nil),             // 22: writ.node.v1.StatusResponse
-	(*ShardStatus)(nil),                // 23: writ.node.v1.ShardStatus
-	(*MemberStatus)(nil),               // 24: writ.node.v1.MemberStatus
-	(*AuditShardRequest)(nil),          // 25: writ.node.v1.AuditShardRequest
-	(*AuditShardResponse)(nil),         // 26: writ.node.v1.AuditShardResponse
-	(*ReplicaHash)(nil),                // 27: writ.node.v1.ReplicaHash
-	(*AuditLanesRequest)(nil),          // 28: writ.node.v1.AuditLanesRequest
-	(*AuditLane)(nil),                  // 29: writ.node.v1.AuditLane
-	(*DiskProbeRequest)(nil),           // 30: writ.node.v1.DiskProbeRequest
-	(*DiskProbeResponse)(nil),          // 31: writ.node.v1.DiskProbeResponse
-	(*ListLanesRequest)(nil),           // 32: writ.node.v1.ListLanesRequest
-	(*LaneInfo)(nil),                   // 33: writ.node.v1.LaneInfo
-	(*SetNodeStateRequest)(nil),        // 34: writ.node.v1.SetNodeStateRequest
-	(*SetNodeStateResponse)(nil),       // 35: writ.node.v1.SetNodeStateResponse
-	(*MoveShardRequest)(nil),           // 36: writ.node.v1.MoveShardRequest
-	(*MoveShardResponse)(nil),          // 37: writ.node.v1.MoveShardResponse
-	nil,                                // 38: writ.node.v1.MetaState.NodesEntry
-	nil,                                // 39: writ.node.v1.Contract.WindowByKindEntry
-	(*v1.SubmitRequest)(nil),           // 40: writ.v1.SubmitRequest
-	(*v1.ReadRequest)(nil),             // 41: writ.v1.ReadRequest
-	(*v1.OutcomeRequest)(nil),          // 42: writ.v1.OutcomeRequest
-	(*v1.SubmitResponse)(nil),          // 43: writ.v1.SubmitResponse
-	(*v1.ReadResponse)(nil),            // 44: writ.v1.ReadResponse
-	(*v1.OutcomeResponse)(nil),         // 45: writ.v1.OutcomeResponse
-	(*v11.Row)(nil),                    // 46: writ.record.v1.Row
-	(*v11.Ref)(nil),                    // 47: writ.record.v1.Ref
-	(*v11.Lane)(nil),                   // 48: writ.record.v1.Lane
+	(*ReportRequest)(nil),              // 13: writ.node.v1.ReportRequest
+	(*ReportResponse)(nil),             // 14: writ.node.v1.ReportResponse
+	(*TransferLeadershipRequest)(nil),  // 15: writ.node.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 16: writ.node.v1.TransferLeadershipResponse
+	(*MetaState)(nil),                  // 17: writ.node.v1.MetaState
+	(*NodeEntry)(nil),                  // 18: writ.node.v1.NodeEntry
+	(*ShardPlacement)(nil),             // 19: writ.node.v1.ShardPlacement
+	(*ReplicaPlacement)(nil),           // 20: writ.node.v1.ReplicaPlacement
+	(*Contract)(nil),                   // 21: writ.node.v1.Contract
+	(*MetaCommand)(nil),                // 22: writ.node.v1.MetaCommand
+	(*StatusRequest)(nil),              // 23: writ.node.v1.StatusRequest
+	(*StatusResponse)(nil),             // 24: writ.node.v1.StatusResponse
+	(*ShardStatus)(nil),                // 25: writ.node.v1.ShardStatus
+	(*MemberStatus)(nil),               // 26: writ.node.v1.MemberStatus
+	(*AuditShardRequest)(nil),          // 27: writ.node.v1.AuditShardRequest
+	(*AuditShardResponse)(nil),         // 28: writ.node.v1.AuditShardResponse
+	(*ReplicaHash)(nil),                // 29: writ.node.v1.ReplicaHash
+	(*AuditLanesRequest)(nil),          // 30: writ.node.v1.AuditLanesRequest
+	(*AuditLane)(nil),                  // 31: writ.node.v1.AuditLane
+	(*DiskProbeRequest)(nil),           // 32: writ.node.v1.DiskProbeRequest
+	(*DiskProbeResponse)(nil),          // 33: writ.node.v1.DiskProbeResponse
+	(*ListLanesRequest)(nil),           // 34: writ.node.v1.ListLanesRequest
+	(*LaneInfo)(nil),                   // 35: writ.node.v1.LaneInfo
+	(*SetNodeStateRequest)(nil),        // 36: writ.node.v1.SetNodeStateRequest
+	(*SetNodeStateResponse)(nil),       // 37: writ.node.v1.SetNodeStateResponse
+	(*MoveShardRequest)(nil),           // 38: writ.node.v1.MoveShardRequest
+	(*MoveShardResponse)(nil),          // 39: writ.node.v1.MoveShardResponse
+	nil,                                // 40: writ.node.v1.MetaState.NodesEntry
+	nil,                                // 41: writ.node.v1.Contract.WindowByKindEntry
+	(*v1.SubmitRequest)(nil),           // 42: writ.v1.SubmitRequest
+	(*v1.ReadRequest)(nil),             // 43: writ.v1.ReadRequest
+	(*v1.OutcomeRequest)(nil),          // 44: writ.v1.OutcomeRequest
+	(*v1.SubmitResponse)(nil),          // 45: writ.v1.SubmitResponse
+	(*v1.ReadResponse)(nil),            // 46: writ.v1.ReadResponse
+	(*v1.OutcomeResponse)(nil),         // 47: writ.v1.OutcomeResponse
+	(*v11.Row)(nil),                    // 48: writ.record.v1.Row
+	(*v11.Ref)(nil),                    // 49: writ.record.v1.Ref
+	(*v11.Lane)(nil),                   // 50: writ.record.v1.Lane
 }
 var file_writ_node_v1_node_proto_depIdxs = []int32{
-	40, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
-	41, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
-	42, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
-	42, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
-	43, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
-	44, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
-	45, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
-	46, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
+	42, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
+	43, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
+	44, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
+	44, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
+	45, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
+	46, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
+	47, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
+	48, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
 	6,  // 8: writ.node.v1.DeliverResponse.refusal:type_name -> writ.node.v1.Refusal
 	0,  // 9: writ.node.v1.Refusal.kind:type_name -> writ.node.v1.Refusal.Kind
-	38, // 10: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
-	17, // 11: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
-	19, // 12: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
-	1,  // 13: writ.node.v1.NodeEntry.state:type_name -> writ.node.v1.NodeEntry.State
-	18, // 14: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
-	39, // 15: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
-	15, // 16: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
-	15, // 17: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
-	23, // 18: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
-	24, // 19: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
-	27, // 20: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
-	47, // 21: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
-	47, // 22: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
-	47, // 23: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
-	47, // 24: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
-	48, // 25: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
-	1,  // 26: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
-	16, // 27: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
-	2,  // 28: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
-	4,  // 29: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
-	7,  // 30: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
-	9,  // 31: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
-	11, // 32: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
-	13, // 33: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
-	21, // 34: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
-	25, // 35: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
-	28, // 36: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
-	30, // 37: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
-	32, // 38: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
-	34, // 39: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
-	36, // 40: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
-	3,  // 41: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
-	5,  // 42: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
-	8,  // 43: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
-	10, // 44: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
-	12, // 45: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
-	14, // 46: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
-	22, // 47: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
-	26, // 48: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
-	29, // 49: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
-	31, // 50: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
-	33, // 51: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
-	35, // 52: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
-	37, // 53: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
-	41, // [41:54] is the sub-list for method output_type
-	28, // [28:41] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	25, // 10: writ.node.v1.ReportResponse.shards:type_name -> writ.node.v1.ShardStatus
+	40, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
+	19, // 12: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
+	21, // 13: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
+	1,  // 14: writ.node.v1.NodeEntry.state:type_name -> writ.node.v1.NodeEntry.State
+	20, // 15: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
+	41, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
+	17, // 17: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
+	17, // 18: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
+	25, // 19: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
+	26, // 20: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
+	29, // 21: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
+	49, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
+	49, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
+	49, // 24: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
+	49, // 25: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
+	50, // 26: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
+	1,  // 27: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
+	18, // 28: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
+	2,  // 29: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
+	4,  // 30: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
+	7,  // 31: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
+	9,  // 32: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
+	11, // 33: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
+	13, // 34: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
+	15, // 35: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
+	23, // 36: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
+	27, // 37: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
+	30, // 38: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
+	32, // 39: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
+	34, // 40: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
+	36, // 41: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
+	38, // 42: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
+	3,  // 43: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
+	5,  // 44: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
+	8,  // 45: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
+	10, // 46: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
+	12, // 47: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
+	14, // 48: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
+	16, // 49: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
+	24, // 50: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
+	28, // 51: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
+	31, // 52: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
+	33, // 53: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
+	35, // 54: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
+	37, // 55: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
+	39, // 56: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
+	43, // [43:57] is the sub-list for method output_type
+	29, // [29:43] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_writ_node_v1_node_proto_init() }
@@ -3183,7 +3296,7 @@ func file_writ_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_node_v1_node_proto_rawDesc), len(file_writ_node_v1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   38,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -27,6 +27,7 @@ const (
 	NodeService_Promise_FullMethodName            = "/writ.node.v1.NodeService/Promise"
 	NodeService_Register_FullMethodName           = "/writ.node.v1.NodeService/Register"
 	NodeService_ReplicaStatus_FullMethodName      = "/writ.node.v1.NodeService/ReplicaStatus"
+	NodeService_Report_FullMethodName             = "/writ.node.v1.NodeService/Report"
 	NodeService_TransferLeadership_FullMethodName = "/writ.node.v1.NodeService/TransferLeadership"
 )
 
@@ -48,6 +49,8 @@ type NodeServiceClient interface {
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 	// ReplicaStatus tells how far a node's replica of a shard is.
 	ReplicaStatus(ctx context.Context, in *ReplicaStatusRequest, opts ...grpc.CallOption) (*ReplicaStatusResponse, error)
+	// Report describes all replicas of a node.
+	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 }
@@ -110,6 +113,16 @@ func (c *nodeServiceClient) ReplicaStatus(ctx context.Context, in *ReplicaStatus
 	return out, nil
 }
 
+func (c *nodeServiceClient) Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportResponse)
+	err := c.cc.Invoke(ctx, NodeService_Report_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeServiceClient) TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TransferLeadershipResponse)
@@ -138,6 +151,8 @@ type NodeServiceServer interface {
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	// ReplicaStatus tells how far a node's replica of a shard is.
 	ReplicaStatus(context.Context, *ReplicaStatusRequest) (*ReplicaStatusResponse, error)
+	// Report describes all replicas of a node.
+	Report(context.Context, *ReportRequest) (*ReportResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	mustEmbedUnimplementedNodeServiceServer()
@@ -164,6 +179,9 @@ func (UnimplementedNodeServiceServer) Register(context.Context, *RegisterRequest
 }
 func (UnimplementedNodeServiceServer) ReplicaStatus(context.Context, *ReplicaStatusRequest) (*ReplicaStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReplicaStatus not implemented")
+}
+func (UnimplementedNodeServiceServer) Report(context.Context, *ReportRequest) (*ReportResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
 }
 func (UnimplementedNodeServiceServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
@@ -279,6 +297,24 @@ func _NodeService_ReplicaStatus_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NodeService_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServiceServer).Report(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NodeService_Report_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServiceServer).Report(ctx, req.(*ReportRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NodeService_TransferLeadership_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TransferLeadershipRequest)
 	if err := dec(in); err != nil {
@@ -323,6 +359,10 @@ var NodeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReplicaStatus",
 			Handler:    _NodeService_ReplicaStatus_Handler,
+		},
+		{
+			MethodName: "Report",
+			Handler:    _NodeService_Report_Handler,
 		},
 		{
 			MethodName: "TransferLeadership",
