@@ -131,8 +131,14 @@ func (w *town) reach(c *citizen) {
 		return
 	}
 	c.configured = true
-	if err := c.id.join(c.id.ClusterID()); err != nil {
-		w.t.Error(err)
+}
+
+// settle is the node's notice that it has been reached.
+func (w *town) settle(c *citizen) {
+	if c.up && c.configured {
+		if err := c.id.join(c.id.ClusterID()); err != nil {
+			w.t.Error(err)
+		}
 	}
 }
 
@@ -181,6 +187,7 @@ func (w *town) run(rounds int, names ...string) {
 		for _, name := range names {
 			w.nodes[name].step()
 			w.reach(w.nodes[name])
+			w.settle(w.nodes[name])
 		}
 	}
 }
@@ -406,6 +413,27 @@ func TestFounderWipedBeforeAnybodyHeard(t *testing.T) {
 	}
 }
 
+func TestFounderWipedWhenOneHasHeard(t *testing.T) {
+	w := threeNodes(t)
+	for _, c := range w.nodes {
+		c.start()
+	}
+	for _, name := range three {
+		w.nodes[name].step()
+	}
+	w.reach(w.nodes["n2"]) // its replica has a configuration, its identity does not say so yet
+	founder := w.nodes["n1"].id.Incarnation()
+	w.nodes["n1"].wipe()
+	w.nodes["n1"].start()
+	w.nodes["n1"].step()
+	if r := w.nodes["n1"].id.snapshot(); !r.Member || r.Bootstrap != nil {
+		t.Errorf("n1 founds what has begun without it: %+v", r)
+	}
+	if w.begun[w.nodes["n1"].id.ClusterID()]["n1"] == founder {
+		t.Error("n1 is not registered as a new incarnation")
+	}
+}
+
 func TestForeignClusterIsNamed(t *testing.T) {
 	w := threeNodes(t)
 	other := w.add("n2", three...)
@@ -508,6 +536,9 @@ func TestAnyHistoryFormsOneCluster(t *testing.T) {
 				clear(w.cut)
 			case 5:
 				w.reach(c)
+				if r.IntN(2) == 0 {
+					w.settle(c)
+				}
 			case 6:
 				if c.up { // a crash while its next step writes
 					step := []string{"write", "rename", "sync folder"}[r.IntN(3)]

@@ -58,7 +58,7 @@ func (f *Formation) judge(r identityRecord, req *nodev1.PromiseRequest) error {
 func (f *Formation) refuse(r identityRecord, format string, args ...any) error {
 	e := entity.Errorf(entity.Denied, format, args...).With(detailCluster, r.ClusterID).With(detailListHash, r.ListHash)
 	switch {
-	case r.Member:
+	case r.Member, f.config.Configured():
 		return e.With(detailBound, boundMember)
 	case r.ClusterID != "":
 		return e.With(detailBound, boundPromised)
