@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// auditCommand recounts the cluster.
+type auditCommand struct {
+	target `embed:""`
+	Deep   bool          `help:"List every finding, lane by lane, instead of the first ones."`
+	JSON   bool          `name:"json" help:"Print one JSON object."`
+	Wait   time.Duration `default:"10s" help:"How long to wait for events on their way before counting."`
+}
+
+// auditReport is the result over all shards.
+type auditReport struct {
+	Keys          uint64   `json:"keys"`
+	Effects       uint64   `json:"effects"`
+	Ratio         float64  `json:"ratio"`
+	OutboxPending uint64   `json:"outbox_pending"`
+	Parked        uint64   `json:"parked"`
+	Applied       uint64   `json:"applied"`
+	Phantoms      uint64   `json:"phantoms"`
+	Lost          uint64   `json:"lost"`
+	ReplicasEqual bool     `json:"replicas_equal"`
+	OK            bool     `json:"ok"`
+	Findings      []string `json:"findings,omitempty"`
+}
+
+// findingsShown bounds the list without --deep.
+const findingsShown = 20
+
+// Run implements the subcommand.
+func (c *auditCommand) Run(ctx context.Context, std streams) error {
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	report, err := audit(ctx, admin, c.Wait)
+	if err != nil {
+		return err
+	}
+	if !c.Deep && len(report.Findings) > findingsShown {
+		more := len(report.Findings) - findingsShown
+		report.Findings = append(report.Findings[:findingsShown:findingsShown], fmt.Sprintf("and %d more: see --deep", more))
+	}
+	if c.JSON {
+		err = printJSON(std.out, report)
+	} else {
+		err = report.print(std.out)
+	}
+	if err == nil && !report.OK {
+		err = errSilent
+	}
+	return err
+}
+
+func (r *auditReport) print(w io.Writer) error {
+	verdict := "OK"
+	if !r.OK {
+		verdict = "NOT OK"
+	}
+	_, err := fmt.Fprintf(w, "%s: effects %d ÷ keys %d = %.3f\nevents applied %d, pending %d, parked lanes %d, phantom %d, lost %d\nreplicas equal: %v\n",
+		verdict, r.Effects, r.Keys, r.Ratio, r.Applied, r.OutboxPending, r.Parked, r.Phantoms, r.Lost, r.ReplicasEqual)
+	for _, f := range r.Findings {
+		fmt.Fprintln(w, "-", f)
+	}
+	return err
+}
+
+// audit counts all shards. Effects and keys are taken of each shard at one log
+// index, so their sums can be compared exactly. A lane has its two ends in two
+// shards that no single index joins; the order of the passes makes the
+// comparison sound all the same while events travel:
+// confirmed (read first) ≤ applied (read second) ≤ numbered (read last).
+func audit(ctx context.Context, admin nodev1.AdminServiceClient, wait time.Duration) (*auditReport, error) {
+	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("status: %w", err)
+	}
+	shards := status.GetMeta().GetShards()
+	if len(shards) == 0 {
+		return nil, errors.New("the cluster has no shards yet: wait until it is ready")
+	}
+	if err := awaitQuiet(ctx, admin, shards, wait); err != nil {
+		return nil, err
+	}
+	r := &auditReport{ReplicasEqual: true}
+	before, err := collectLanes(ctx, admin, shards, false)
+	if err != nil {
+		return nil, err
+	}
+	applied, err := collectLanes(ctx, admin, shards, true)
+	if err != nil {
+		return nil, err
+	}
+	after, err := collectLanes(ctx, admin, shards, false)
+	if err != nil {
+		return nil, err
+	}
+	r.compareLanes(before, applied, after)
+
+	id := rand.Text()
+	for _, s := range shards {
+		res, err := admin.AuditShard(ctx, &nodev1.AuditShardRequest{Shard: s.GetShard(), Audit: id})
+		if err != nil {
+			return nil, fmt.Errorf("audit of shard %d: %w", s.GetShard(), err)
+		}
+		r.addShard(res)
+	}
+	switch {
+	case r.Keys > 0:
+		r.Ratio = float64(r.Effects) / float64(r.Keys)
+	case r.Effects == 0:
+		r.Ratio = 1
+	}
+	r.OK = r.Effects == r.Keys && r.Phantoms == 0 && r.Lost == 0 && r.ReplicasEqual && len(r.Findings) == 0
+	return r, nil
+}
+
+func (r *auditReport) addShard(s *nodev1.AuditShardResponse) {
+	r.Keys += s.GetKeysLive() + s.GetKeysExpired()
+	r.Effects += s.GetEffects()
+	r.OutboxPending += s.GetRowsPending()
+	r.Parked += s.GetLanesParked()
+	r.Applied += s.GetApplied()
+	if s.GetEffects() != s.GetKeysLive()+s.GetKeysExpired() {
+		r.Findings = append(r.Findings, fmt.Sprintf("shard %d: effects %d, keys %d", s.GetShard(), s.GetEffects(), s.GetKeysLive()+s.GetKeysExpired()))
+	}
+	for _, f := range s.GetFindings() {
+		r.Findings = append(r.Findings, fmt.Sprintf("shard %d: %s", s.GetShard(), f))
+	}
+	if s.GetReplicasEqual() {
+		return
+	}
+	r.ReplicasEqual = false
+	for _, h := range s.GetReplicas() {
+		r.Findings = append(r.Findings, fmt.Sprintf("shard %d: replica on %s: index %d, hash %x %s", s.GetShard(), h.GetNode(), h.GetIndex(), h.GetHash(), h.GetError()))
+	}
+}
+
+// laneKey names a lane; a struct, because names may contain anything.
+type laneKey struct {
+	tenant, fromKind, fromID, toKind, toID string
+}
+
+func laneKeyOf(source, destination *recordv1.Ref) laneKey {
+	return laneKey{source.GetTenant(), source.GetKind(), source.GetId(), destination.GetKind(), destination.GetId()}
+}
+
+func (k laneKey) String() string {
+	return fmt.Sprintf("%s: %s/%q → %s/%q", k.tenant, k.fromKind, k.fromID, k.toKind, k.toID)
+}
+
+func collectLanes(ctx context.Context, admin nodev1.AdminServiceClient, shards []*nodev1.ShardPlacement, asDestination bool) (map[laneKey]*nodev1.AuditLane, error) {
+	lanes := map[laneKey]*nodev1.AuditLane{}
+	for _, s := range shards {
+		stream, err := admin.AuditLanes(ctx, &nodev1.AuditLanesRequest{Shard: s.GetShard(), AsDestination: asDestination})
+		if err != nil {
+			return nil, fmt.Errorf("lanes of shard %d: %w", s.GetShard(), err)
+		}
+		for {
+			l, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return nil, fmt.Errorf("lanes of shard %d: %w", s.GetShard(), err)
+			}
+			lanes[laneKeyOf(l.GetSource(), l.GetDestination())] = l
+		}
+	}
+	return lanes, nil
+}
+
+// compareLanes counts events applied without a source row (phantoms) and rows
+// confirmed without having been applied (lost).
+func (r *auditReport) compareLanes(before, applied, after map[laneKey]*nodev1.AuditLane) {
+	for key, dst := range applied {
+		if numbered := after[key].GetNumbered(); dst.GetApplied() > numbered {
+			r.Phantoms += dst.GetApplied() - numbered
+			r.Findings = append(r.Findings, fmt.Sprintf("phantom: lane %v applied up to %d, but only %d rows were numbered", key, dst.GetApplied(), numbered))
+		}
+	}
+	for key, src := range before {
+		if got := applied[key].GetApplied(); src.GetConfirmed() > got {
+			r.Lost += src.GetConfirmed() - got
+			r.Findings = append(r.Findings, fmt.Sprintf("lost: lane %v confirmed up to %d, but applied only up to %d", key, src.GetConfirmed(), got))
+		}
+	}
+}
+
+// awaitQuiet gives events on their way some time to arrive; rows that stay are
+// counted, not waited for.
+func awaitQuiet(ctx context.Context, admin nodev1.AdminServiceClient, shards []*nodev1.ShardPlacement, wait time.Duration) error {
+	deadline := time.NewTimer(wait)
+	defer deadline.Stop()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		pending, err := pendingRows(ctx, admin, shards)
+		if err != nil || pending == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline.C:
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// pendingRows counts rows of lanes that are not parked.
+func pendingRows(ctx context.Context, admin nodev1.AdminServiceClient, shards []*nodev1.ShardPlacement) (uint64, error) {
+	var pending uint64
+	for _, s := range shards {
+		stream, err := admin.ListLanes(ctx, &nodev1.ListLanesRequest{Shard: s.GetShard()})
+		if err != nil {
+			return 0, fmt.Errorf("lanes of shard %d: %w", s.GetShard(), err)
+		}
+		for {
+			l, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return 0, fmt.Errorf("lanes of shard %d: %w", s.GetShard(), err)
+			}
+			if l.GetLane().GetStatus() == recordv1.Lane_ACTIVE {
+				pending += l.GetLane().GetNumbered() - l.GetLane().GetConfirmed()
+			}
+		}
+	}
+	return pending, nil
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	mrand "math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/client"
+	accountv1 "writ/proto/writ/account/v1"
+	nodev1 "writ/proto/writ/node/v1"
+)
+
+// benchCommand is a closed loop: each client sends its next command when the
+// last one is answered. Every command is a deposit, which changes one account
+// and emits one event to the statement.
+type benchCommand struct {
+	target     `embed:""`
+	Clients    int           `default:"64" help:"Clients, each with one command in flight."`
+	Entities   int           `default:"1000" help:"Accounts, chosen at random."`
+	Payload    int           `default:"256" help:"Bytes of free text in each command, 0 to 4096."`
+	Duration   time.Duration `default:"10s" help:"How long to send."`
+	Warmup     time.Duration `default:"1s" help:"How long to send before measuring."`
+	Duplicates float64       `default:"0.01" help:"Share of commands that are sent a second time with the same key."`
+	JSON       bool          `name:"json" help:"Print one JSON object."`
+}
+
+// benchReport is the result of a run.
+type benchReport struct {
+	Clients     int     `json:"clients"`
+	Entities    int     `json:"entities"`
+	Payload     int     `json:"payload"`
+	Seconds     float64 `json:"seconds"`
+	Commands    int64   `json:"commands"`
+	AckedPerS   float64 `json:"acked_per_s"`
+	AppliedPerS float64 `json:"applied_per_s"`
+	DrainS      float64 `json:"drain_s"`
+	LatencyMS   struct {
+		P50 float64 `json:"p50"`
+		P90 float64 `json:"p90"`
+		P99 float64 `json:"p99"`
+		Max float64 `json:"max"`
+	} `json:"latency_ms"`
+	FdatasyncP50MS     float64      `json:"fdatasync_p50_ms"`
+	P50PerFdatasync    float64      `json:"p50_per_fdatasync"`
+	Retries            int64        `json:"retries"`
+	DuplicatesSent     int64        `json:"duplicates_sent"`
+	DuplicatesMismatch int64        `json:"duplicates_mismatched"`
+	Failed             int64        `json:"failed"`
+	Audit              *auditReport `json:"audit"`
+}
+
+// Run implements the subcommand.
+func (c *benchCommand) Run(ctx context.Context, std streams) error {
+	if err := c.validate(); err != nil {
+		return err
+	}
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	disk, err := admin.DiskProbe(ctx, &nodev1.DiskProbeRequest{Samples: 200})
+	if err != nil {
+		return fmt.Errorf("disk probe: %w", err)
+	}
+	load := &benchLoad{config: *c, run: rand.Text()[:8], latency: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3)}
+	report, err := load.measure(ctx, admin)
+	if err != nil {
+		return err
+	}
+	report.FdatasyncP50MS = float64(disk.GetFdatasyncP50()) / 1e6
+	if report.FdatasyncP50MS > 0 {
+		report.P50PerFdatasync = report.LatencyMS.P50 / report.FdatasyncP50MS
+	}
+	if report.Audit, err = audit(ctx, admin, 30*time.Second); err != nil {
+		return err
+	}
+	if c.JSON {
+		err = printJSON(std.out, report)
+	} else {
+		err = report.print(std.out)
+	}
+	if err == nil && (!report.Audit.OK || report.DuplicatesMismatch > 0) {
+		return errors.New("the audit did not pass: the figures above do not count")
+	}
+	return err
+}
+
+func (c *benchCommand) validate() error {
+	switch {
+	case c.Clients < 1 || c.Entities < 1:
+		return errors.New("--clients and --entities must be at least 1")
+	case c.Payload < 0 || c.Payload > 4096:
+		return errors.New("--payload must be 0 to 4096 bytes")
+	case c.Duplicates < 0 || c.Duplicates > 1:
+		return errors.New("--duplicates is a share between 0 and 1")
+	case c.Duration <= 0:
+		return errors.New("--duration must be positive")
+	}
+	return nil
+}
+
+func (r *benchReport) print(w io.Writer) error {
+	_, err := fmt.Fprintf(w, `%d clients, %d accounts, %d B: %d commands in %.1f s
+acknowledged  %.0f/s    applied at the consumer  %.0f/s (drained %.1f s after the last answer)
+answer        p50 %.2f ms   p90 %.2f ms   p99 %.2f ms   max %.1f ms
+fdatasync     p50 %.2f ms   (answer p50 ÷ fdatasync p50 = %.2f)
+retries %d, duplicates sent %d (answered differently: %d), failed %d
+`, r.Clients, r.Entities, r.Payload, r.Commands, r.Seconds, r.AckedPerS, r.AppliedPerS, r.DrainS,
+		r.LatencyMS.P50, r.LatencyMS.P90, r.LatencyMS.P99, r.LatencyMS.Max,
+		r.FdatasyncP50MS, r.P50PerFdatasync, r.Retries, r.DuplicatesSent, r.DuplicatesMismatch, r.Failed)
+	if err != nil {
+		return err
+	}
+	return r.Audit.print(w)
+}
+
+// benchLoad is one run of the load.
+type benchLoad struct {
+	config                        benchCommand
+	run                           string
+	measuring                     atomic.Bool
+	acked                         atomic.Int64
+	counted                       atomic.Int64
+	retries                       atomic.Int64
+	sentTwice, mismatched, failed atomic.Int64
+
+	mu      sync.Mutex
+	latency *hdrhistogram.Histogram // microseconds
+}
+
+// measure sends for the configured time and waits until all events are applied.
+func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient) (*benchReport, error) {
+	cl, err := l.config.client()
+	if err != nil {
+		return nil, err
+	}
+	defer cl.Close()
+	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+
+	sendCtx, stop := context.WithTimeout(ctx, l.config.Warmup+l.config.Duration)
+	defer stop()
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for range l.config.Clients {
+		wg.Go(func() { l.client(ctx, sendCtx, cl) })
+	}
+	warm := time.NewTimer(l.config.Warmup)
+	select {
+	case <-warm.C:
+	case <-ctx.Done():
+	}
+	l.measuring.Store(true)
+	start := time.Now()
+	<-sendCtx.Done()
+	l.measuring.Store(false)
+	seconds := time.Since(start).Seconds()
+	wg.Wait()
+	answered := time.Now()
+	if err := awaitQuiet(ctx, admin, status.GetMeta().GetShards(), 2*time.Minute); err != nil {
+		return nil, err
+	}
+	drained := time.Now()
+
+	r := &benchReport{Clients: l.config.Clients, Entities: l.config.Entities, Payload: l.config.Payload, Seconds: seconds,
+		Commands: l.counted.Load(), Retries: l.retries.Load(), Failed: l.failed.Load(),
+		DuplicatesSent: l.sentTwice.Load(), DuplicatesMismatch: l.mismatched.Load()}
+	r.AckedPerS = float64(r.Commands) / seconds
+	r.AppliedPerS = float64(l.acked.Load()) / drained.Sub(begin).Seconds()
+	r.DrainS = drained.Sub(answered).Seconds()
+	ms := func(q float64) float64 { return float64(l.latency.ValueAtQuantile(q)) / 1e3 }
+	r.LatencyMS.P50, r.LatencyMS.P90, r.LatencyMS.P99 = ms(50), ms(90), ms(99)
+	r.LatencyMS.Max = float64(l.latency.Max()) / 1e3
+	return r, nil
+}
+
+// client is one closed loop. A command that was begun is finished.
+func (l *benchLoad) client(ctx, sendCtx context.Context, cl *client.Client) {
+	own := hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3)
+	defer func() {
+		l.mu.Lock()
+		l.latency.Merge(own)
+		l.mu.Unlock()
+	}()
+	text := strings.Repeat("x", l.config.Payload)
+	for sendCtx.Err() == nil {
+		id := fmt.Sprintf("bench-%s-%d", l.run, mrand.IntN(l.config.Entities))
+		command := &accountv1.Deposit{AmountMinor: 1, Currency: "EUR", Reference: text}
+		key := client.NewKey()
+		start := time.Now()
+		out, err := cl.Submit(ctx, "account", id, key, command, client.SubmitOptions{})
+		if err != nil {
+			if l.failed.Add(1); ctx.Err() != nil {
+				return
+			}
+			continue
+		}
+		l.acked.Add(1)
+		l.retries.Add(int64(out.Attempts - 1))
+		if l.measuring.Load() {
+			l.counted.Add(1)
+			_ = own.RecordValue(time.Since(start).Microseconds())
+		}
+		if mrand.Float64() < l.config.Duplicates {
+			l.sendAgain(ctx, cl, id, key, command, out)
+		}
+	}
+}
+
+// sendAgain repeats a command: the answer must be the first one, flagged.
+func (l *benchLoad) sendAgain(ctx context.Context, cl *client.Client, id, key string, command proto.Message, first *client.Outcome) {
+	l.sentTwice.Add(1)
+	again, err := cl.Submit(ctx, "account", id, key, command, client.SubmitOptions{})
+	if err != nil {
+		l.failed.Add(1)
+		return
+	}
+	if !again.Replayed || !proto.Equal(first.Reply, again.Reply) || !first.AcceptedAt.Equal(again.AcceptedAt) || first.Version != again.Version {
+		l.mismatched.Add(1)
+	}
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"writ/cmd/node/node"
+)
+
+// devCommand runs a whole cluster in one process.
+type devCommand struct {
+	Dir          string `default:"data/dev" type:"path" help:"Data folder; each node has a folder in it."`
+	Nodes        int    `default:"3" help:"Number of nodes: 1, 3 or 5."`
+	BasePort     int    `default:"7400" help:"Ports of the first node: this one gRPC, then HTTP, gossip, Raft; the next node's are 10 higher."`
+	ReadyFile    string `type:"path" help:"JSON file with the nodes' addresses, written when all shards serve."`
+	clusterFlags `embed:""`
+	Verbose      bool `help:"Log more."`
+}
+
+// readyFile is what --ready-file holds.
+type readyFile struct {
+	Nodes []readyNode `json:"nodes"`
+}
+
+type readyNode struct {
+	ID     string `json:"id"`
+	GRPC   string `json:"grpc"`
+	HTTP   string `json:"http"`
+	Gossip string `json:"gossip"`
+	Raft   string `json:"raft"`
+	PID    int    `json:"pid"`
+}
+
+// Run implements the subcommand.
+func (c *devCommand) Run(ctx context.Context, std streams) (err error) {
+	if c.Nodes != 1 && c.Nodes != 3 && c.Nodes != 5 {
+		return fmt.Errorf("--nodes is %d: give 1, 3 or 5, so that a majority is clear", c.Nodes)
+	}
+	if c.BasePort < 1 || c.BasePort+10*c.Nodes > 65535 {
+		return fmt.Errorf("--base-port is %d: the ports up to %d must be valid", c.BasePort, c.BasePort+10*c.Nodes)
+	}
+	if c.Cluster == "" {
+		c.Cluster = "dev"
+	}
+	if c.ReadyFile != "" {
+		// An old file would tell a script that this cluster is ready.
+		if err := os.Remove(c.ReadyFile); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("ready file: %w", err)
+		}
+	}
+	ready, nodes, err := c.start(ctx, std.err)
+	defer func() { err = errors.Join(err, stopAll(nodes)) }()
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if err := n.AwaitReady(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
+	if err := c.announce(std.out, ready); err != nil {
+		return err
+	}
+	failed := make(chan error, len(nodes))
+	for _, n := range nodes {
+		go func() { failed <- <-n.Failed() }()
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// start starts all nodes at once: none of them can form the cluster alone.
+func (c *devCommand) start(ctx context.Context, logs io.Writer) (readyFile, []*node.Node, error) {
+	var (
+		ready   readyFile
+		configs []node.Config
+		names   []string
+		join    []string
+	)
+	for i := range c.Nodes {
+		at := func(offset int) string { return fmt.Sprintf("127.0.0.1:%d", c.BasePort+10*i+offset) }
+		id := fmt.Sprintf("n%d", i+1)
+		names, join = append(names, id), append(join, at(2))
+		ready.Nodes = append(ready.Nodes, readyNode{ID: id, GRPC: at(0), HTTP: at(1), Gossip: at(2), Raft: at(3), PID: os.Getpid()})
+		configs = append(configs, node.Config{
+			ID: id, Dir: filepath.Join(c.Dir, id), GRPC: at(0), HTTP: at(1), Gossip: at(2), Raft: at(3),
+			Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window,
+			Logger: newLogger(logs, id, c.Verbose),
+		})
+	}
+	var nodes []*node.Node
+	for _, config := range configs {
+		config.InitialNodes, config.Join = names, join
+		n, err := node.Start(ctx, config)
+		if err != nil {
+			return ready, nodes, err
+		}
+		nodes = append(nodes, n)
+	}
+	return ready, nodes, nil
+}
+
+func (c *devCommand) announce(out io.Writer, ready readyFile) error {
+	if c.ReadyFile != "" {
+		text, err := json.MarshalIndent(ready, "", "  ")
+		if err != nil {
+			return err
+		}
+		// Renamed into place: who waits for the file never reads half of it.
+		temp := c.ReadyFile + ".tmp"
+		if err := os.WriteFile(temp, append(text, '\n'), 0o644); err != nil {
+			return fmt.Errorf("ready file: %w", err)
+		}
+		if err := os.Rename(temp, c.ReadyFile); err != nil {
+			return fmt.Errorf("ready file: %w", err)
+		}
+	}
+	var addrs []string
+	for _, n := range ready.Nodes {
+		addrs = append(addrs, n.GRPC)
+	}
+	all, first := strings.Join(addrs, ","), ready.Nodes[0]
+	_, err := fmt.Fprintf(out, `%d nodes serve all shards. In another terminal:
+
+  node submit --addr %s --kind account --id alice --key order-1 --command writ.account.v1.Deposit --json '{"amount_minor":500,"currency":"EUR"}'
+  node read   --addr %s --kind account --id alice
+  node audit  --addr %s
+
+  grpcurl -plaintext -d '{"entity":{"kind":"account","id":"alice"},"idempotency_key":"order-1","command":{"@type":"type.googleapis.com/writ.account.v1.Deposit","amount_minor":500,"currency":"EUR"}}' %s writ.v1.EntityService/Submit
+
+  curl http://%s/readyz
+
+Ctrl-C ends the cluster; the data stays in %s.
+`, len(ready.Nodes), all, all, all, first.GRPC, first.HTTP, c.Dir)
+	return err
+}
+
+func stopAll(nodes []*node.Node) error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout+time.Duration(len(nodes))*time.Second)
+	defer cancel()
+	var errs []error
+	for _, n := range nodes {
+		errs = append(errs, n.Stop(ctx))
+	}
+	return errors.Join(errs...)
+}

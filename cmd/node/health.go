@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// healthCommand asks a node whether it is ready; of use as a container's health
+// check, where there is no curl.
+type healthCommand struct {
+	HTTP string        `name:"http" default:"127.0.0.1:7401" env:"WRIT_HTTP" help:"HTTP address of the node."`
+	Path string        `default:"/readyz" enum:"/readyz,/healthz,/startupz" help:"Which check: /readyz, /healthz or /startupz."`
+	Wait time.Duration `help:"Go on asking for this long until the node is ready."`
+}
+
+// Run implements the subcommand.
+func (c *healthCommand) Run(ctx context.Context, std streams) error {
+	ctx, cancel := context.WithTimeout(ctx, max(c.Wait, 5*time.Second))
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, text, err := c.ask(ctx)
+		if ok {
+			fmt.Fprint(std.out, text)
+			return nil
+		}
+		if c.Wait == 0 {
+			if err != nil {
+				return err
+			}
+			fmt.Fprint(std.out, text)
+			return errSilent
+		}
+		select {
+		case <-ctx.Done():
+			if err != nil {
+				return err
+			}
+			fmt.Fprint(std.out, text)
+			return errSilent
+		case <-tick.C:
+		}
+	}
+}
+
+func (c *healthCommand) ask(ctx context.Context) (ok bool, text string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+loopback(c.HTTP)+c.Path, nil)
+	if err != nil {
+		return false, "", err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false, "", fmt.Errorf("no answer from %s: %w", c.HTTP, err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	return res.StatusCode == http.StatusOK, string(body), err
+}

@@ -1,0 +1,275 @@
+package node
+
+import (
+	"context"
+	"sync"
+
+	"writ/actors/entity"
+	"writ/persistence/replica"
+	nodev1 "writ/proto/writ/node/v1"
+	writv1 "writ/proto/writ/v1"
+	"writ/sharding/cluster"
+	"writ/sharding/membership"
+)
+
+// localHost is this node's runtime for the gateway; before the cluster is
+// formed it answers that nothing was executed.
+type localHost struct{ node *Node }
+
+// Forward implements gateway.Host.
+func (h localHost) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error) {
+	p := h.node.parts()
+	if p == nil {
+		return nil, errNotFormed()
+	}
+	if read := req.GetRead(); read.GetConsistency() == writv1.Consistency_STALE {
+		res, err := p.runtime.ReadStale(req.GetShard(), req.GetTenant(), read)
+		if err != nil {
+			return nil, err
+		}
+		return &nodev1.ForwardResponse{Answer: &nodev1.ForwardResponse_Read{Read: res}}, nil
+	}
+	return p.runtime.Forward(ctx, req)
+}
+
+// Deliver implements gateway.Host.
+func (h localHost) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*nodev1.DeliverResponse, error) {
+	p := h.node.parts()
+	if p == nil {
+		return nil, errNotFormed()
+	}
+	return p.runtime.Deliver(ctx, req)
+}
+
+func errNotFormed() *entity.Error {
+	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet")
+}
+
+// control answers other nodes.
+type control struct{ node *Node }
+
+// Promise implements gateway.Control.
+func (c control) Promise(ctx context.Context, req *nodev1.PromiseRequest) (*nodev1.PromiseResponse, error) {
+	return c.node.formation.Promise(ctx, req)
+}
+
+// Register implements gateway.Control.
+func (c control) Register(ctx context.Context, req *nodev1.RegisterRequest) (*nodev1.RegisterResponse, error) {
+	p := c.node.parts()
+	if p == nil {
+		return nil, errNotFormed()
+	}
+	return p.control.Register(ctx, req)
+}
+
+// ReplicaStatus implements gateway.Control.
+func (c control) ReplicaStatus(ctx context.Context, req *nodev1.ReplicaStatusRequest) (*nodev1.ReplicaStatusResponse, error) {
+	p := c.node.parts()
+	if p == nil {
+		return nil, errNotFormed()
+	}
+	return p.replicaStatus(ctx, req)
+}
+
+// Report implements gateway.Control.
+func (c control) Report(context.Context, *nodev1.ReportRequest) (*nodev1.ReportResponse, error) {
+	p := c.node.parts()
+	if p == nil {
+		return nil, errNotFormed()
+	}
+	return &nodev1.ReportResponse{Shards: p.statuses()}, nil
+}
+
+// TransferLeadership implements gateway.Control.
+func (c control) TransferLeadership(ctx context.Context, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error) {
+	p := c.node.parts()
+	if p == nil {
+		return nil, errNotFormed()
+	}
+	return p.transferLeadership(ctx, req)
+}
+
+// directory is gossip as package cluster sees it.
+type directory struct{ gossip *membership.Gossip }
+
+// Members implements cluster.Directory.
+func (d directory) Members() []cluster.Member {
+	var list []cluster.Member
+	for _, m := range d.gossip.Members() {
+		list = append(list, cluster.Member{Name: m.Name, Incarnation: m.Incarnation, ClusterID: m.ClusterID, Alive: m.Alive})
+	}
+	return list
+}
+
+// reporter asks other nodes about their replicas.
+type reporter struct{ node *Node }
+
+// Shards implements cluster.Reporter.
+func (r reporter) Shards(ctx context.Context, node string) ([]*nodev1.ShardStatus, error) {
+	if node == r.node.cfg.ID {
+		p := r.node.parts()
+		if p == nil {
+			return nil, errNotFormed()
+		}
+		return p.statuses(), nil
+	}
+	res, err := r.node.peers.Report(ctx, node, &nodev1.ReportRequest{ClusterId: r.node.clusterID()})
+	return res.GetShards(), err
+}
+
+// replicas opens and drops replicas together with their gates.
+type replicas struct {
+	parts *parts
+
+	mu     sync.Mutex
+	leases map[uint32]*replica.Lease // last one handed over
+}
+
+func newReplicas(p *parts) *replicas {
+	return &replicas{parts: p, leases: map[uint32]*replica.Lease{}}
+}
+
+// lead hands a lease to the gate, each one once. A lease that comes before its
+// gate is open is handed over by Open.
+func (r *replicas) lead(shard uint32, lease *replica.Lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if lease == nil || r.leases[shard] == lease {
+		return
+	}
+	if _, open := r.leases[shard]; !open {
+		return
+	}
+	r.leases[shard] = lease
+	r.parts.runtime.Lead(shard, lease)
+}
+
+// Open implements cluster.Replicas.
+func (r *replicas) Open(c cluster.ReplicaConfig) error {
+	err := r.parts.host.Open(replica.ShardConfig{
+		Shard: c.Shard, Range: c.Range, Epoch: c.Epoch, Generation: c.Generation,
+		GenerationWidth: c.GenerationWidth, Bootstrap: replicaServers(c.Bootstrap),
+	})
+	if err != nil {
+		return err
+	}
+	opened := r.parts.host.Replica(c.Shard)
+	if opened == nil || opened.Store() == nil {
+		return nil // quarantined: it has no gate
+	}
+	if err := r.parts.runtime.Open(c.Shard, opened.Store()); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.leases[c.Shard] = nil
+	r.mu.Unlock()
+	r.lead(c.Shard, opened.Lease())
+	return nil
+}
+
+// Drop implements cluster.Replicas.
+func (r *replicas) Drop(shard uint32) error {
+	r.mu.Lock()
+	delete(r.leases, shard)
+	r.mu.Unlock()
+	r.parts.runtime.Drop(shard)
+	return r.parts.host.Drop(shard)
+}
+
+// Statuses implements cluster.Replicas.
+func (r *replicas) Statuses() []*nodev1.ShardStatus { return r.parts.statuses() }
+
+// Group implements cluster.Replicas.
+func (r *replicas) Group(shard uint32) cluster.Group {
+	if opened := r.parts.host.Replica(shard); opened != nil {
+		return group{opened}
+	}
+	return nil
+}
+
+// statuses describes the local replicas.
+func (p *parts) statuses() []*nodev1.ShardStatus {
+	var list []*nodev1.ShardStatus
+	for _, r := range p.host.Replicas() {
+		list = append(list, replicaView(r))
+	}
+	return list
+}
+
+func replicaView(r *replica.Replica) *nodev1.ShardStatus {
+	st := r.Status()
+	return &nodev1.ShardStatus{
+		Shard: r.Shard(), Leader: st.Leader, Term: st.Term, Epoch: st.Epoch, Local: true, ReplicaGeneration: st.Generation,
+		AppliedIndex: st.AppliedIndex, CommitIndex: st.CommitIndex, State: string(st.State), Reason: st.Reason,
+		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes,
+	}
+}
+
+// group is a replica as package cluster sees it.
+type group struct{ replica *replica.Replica }
+
+// Members implements cluster.Group.
+func (g group) Members() (voters, learners []cluster.Server) {
+	st := g.replica.Status()
+	return clusterServers(st.Voters), clusterServers(st.Learners)
+}
+
+// AddLearner implements cluster.Group.
+func (g group) AddLearner(ctx context.Context, s cluster.Server) error {
+	return g.replica.AddLearner(ctx, replica.Server(s))
+}
+
+// Promote implements cluster.Group.
+func (g group) Promote(ctx context.Context, s cluster.Server) error {
+	return g.replica.Promote(ctx, replica.Server(s))
+}
+
+// Remove implements cluster.Group.
+func (g group) Remove(ctx context.Context, s cluster.Server) error {
+	return g.replica.Remove(ctx, replica.Server(s))
+}
+
+// TransferLeadership implements cluster.Group.
+func (g group) TransferLeadership(ctx context.Context, to string) error {
+	return g.replica.TransferLeadership(ctx, to)
+}
+
+// metaMembers is the meta group's configuration as package cluster sees it.
+type metaMembers struct{ meta *replica.Meta }
+
+// Members implements cluster.MetaMembers.
+func (m metaMembers) Members() (voters, learners []cluster.Server) {
+	v, l := m.meta.Members()
+	return clusterServers(v), clusterServers(l)
+}
+
+// AddLearner implements cluster.MetaMembers.
+func (m metaMembers) AddLearner(ctx context.Context, s cluster.Server) error {
+	return m.meta.AddLearner(ctx, replica.Server(s))
+}
+
+// AddVoter implements cluster.MetaMembers.
+func (m metaMembers) AddVoter(ctx context.Context, s cluster.Server) error {
+	return m.meta.AddVoter(ctx, replica.Server(s))
+}
+
+// Remove implements cluster.MetaMembers.
+func (m metaMembers) Remove(ctx context.Context, s cluster.Server) error {
+	return m.meta.Remove(ctx, replica.Server(s))
+}
+
+func clusterServers(list []replica.Server) []cluster.Server {
+	out := make([]cluster.Server, 0, len(list))
+	for _, s := range list {
+		out = append(out, cluster.Server(s))
+	}
+	return out
+}
+
+func replicaServers(list []cluster.Server) []replica.Server {
+	out := make([]replica.Server, 0, len(list))
+	for _, s := range list {
+		out = append(out, replica.Server(s))
+	}
+	return out
+}

@@ -1,0 +1,130 @@
+package node
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"regexp"
+	"time"
+)
+
+// Version is the version of this program.
+const Version = "0.1.0"
+
+// Config describes one node. The zero value of an optional field means its
+// default.
+type Config struct {
+	ID  string
+	Dir string
+	// Addresses to listen on, host:port; an empty host means all interfaces.
+	GRPC, HTTP, Gossip, Raft string
+	// Advertise is the host by which others reach this node.
+	Advertise    string
+	InitialNodes []string
+	Join         []string
+	Zone         string
+	Cluster      string
+	GossipKey    string
+	Tokens       string
+	// Shards counts when this cluster forms; later the cluster's own number holds.
+	Shards uint32
+	// Window is how long idempotency keys are remembered at least.
+	Window time.Duration
+	// DeadNodeGrace is how long a node may be away before its replicas are
+	// placed elsewhere.
+	DeadNodeGrace time.Duration
+	Logger        *slog.Logger
+}
+
+const (
+	defaultShards  = 8
+	shardsMax      = 1024
+	defaultWindow  = 24 * time.Hour
+	windowMin      = time.Second
+	defaultGrace   = 5 * time.Minute
+	generationsFor = 24 // slices of a window that are forgotten one at a time
+)
+
+func (c Config) withDefaults() Config {
+	if c.Shards == 0 {
+		c.Shards = defaultShards
+	}
+	if c.Window == 0 {
+		c.Window = defaultWindow
+	}
+	if c.DeadNodeGrace == 0 {
+		c.DeadNodeGrace = defaultGrace
+	}
+	if len(c.InitialNodes) == 0 && len(c.Join) == 0 {
+		c.InitialNodes = []string{c.ID}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// nodeName is what gossip, Raft ids and tables can carry without quoting.
+var nodeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+// Validate names everything that is wrong, before anything is touched.
+func (c Config) Validate() error {
+	var errs []error
+	if !nodeName.MatchString(c.ID) {
+		errs = append(errs, fmt.Errorf("id %q: a node's name is 1 to 63 letters, digits, '.', '_' or '-', and begins with a letter or digit", c.ID))
+	}
+	if c.Dir == "" {
+		errs = append(errs, errors.New("dir is empty: a node needs a data folder"))
+	}
+	if c.Cluster == "" {
+		errs = append(errs, errors.New("cluster is empty: all nodes of a cluster share one name"))
+	}
+	for _, a := range []struct{ name, addr string }{{"grpc", c.GRPC}, {"http", c.HTTP}, {"gossip", c.Gossip}, {"raft", c.Raft}} {
+		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+			errs = append(errs, fmt.Errorf("%s address %q: give host:port or :port", a.name, a.addr))
+		}
+	}
+	seen := map[string]bool{}
+	for _, name := range c.InitialNodes {
+		if !nodeName.MatchString(name) {
+			errs = append(errs, fmt.Errorf("initial node %q is not a node's name", name))
+		}
+		if seen[name] {
+			errs = append(errs, fmt.Errorf("initial node %q is listed twice", name))
+		}
+		seen[name] = true
+	}
+	for _, addr := range c.Join {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			errs = append(errs, fmt.Errorf("join address %q: give the gossip address of a node, host:port", addr))
+		}
+	}
+	if c.Shards > shardsMax {
+		errs = append(errs, fmt.Errorf("shards is %d: the limit is %d", c.Shards, shardsMax))
+	}
+	if c.Window < windowMin {
+		errs = append(errs, fmt.Errorf("window is %v: the least is %v", c.Window, windowMin))
+	}
+	if _, err := c.gossipKey(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) gossipKey() ([]byte, error) {
+	if c.GossipKey == "" {
+		return nil, nil
+	}
+	key, err := base64.StdEncoding.DecodeString(c.GossipKey)
+	if err != nil || (len(key) != 16 && len(key) != 24 && len(key) != 32) {
+		return nil, errors.New("gossip key: give 16, 24 or 32 random bytes in base64, e.g. from: head -c 32 /dev/urandom | base64")
+	}
+	return key, nil
+}
+
+// generationWidth is the slice of log time whose keys are forgotten together.
+func (c Config) generationWidth() time.Duration {
+	return max(c.Window/generationsFor, 100*time.Millisecond)
+}

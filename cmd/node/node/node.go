@@ -1,0 +1,222 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"writ/actors/account"
+	"writ/actors/entity"
+	"writ/actors/gateway"
+	nodev1 "writ/proto/writ/node/v1"
+	"writ/sharding/cluster"
+	"writ/sharding/membership"
+)
+
+// Node is one running node. Its methods may be called from any goroutine.
+type Node struct {
+	cfg      Config
+	log      *slog.Logger
+	registry *entity.Registry
+	metrics  *metrics
+
+	identity  *cluster.Identity
+	formation *cluster.Formation
+	gossip    *membership.Gossip
+	table     *table
+	pool      *gateway.Pool
+	peers     *gateway.Peers
+	router    *gateway.Router
+	server    *gateway.Server
+	http      *http.Server
+	listeners listeners
+
+	inner    atomic.Pointer[parts] // nil until the cluster is formed
+	draining atomic.Bool
+	failed   chan error
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	stopOnce sync.Once
+	stopErr  error
+}
+
+// listeners are bound before anything else: a port in use is known at once.
+type listeners struct{ grpc, http, raft net.Listener }
+
+// Start binds the ports, opens the data folder and starts the node. It returns
+// before the cluster is formed; see AwaitReady. The context bounds nothing but
+// the start itself; end the node with Stop.
+func Start(_ context.Context, cfg Config) (*Node, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	registry, err := entity.NewRegistry(account.Kinds()...)
+	if err != nil {
+		return nil, fmt.Errorf("kinds: %w", err)
+	}
+	n := &Node{cfg: cfg, log: cfg.Logger, registry: registry, failed: make(chan error, 1)}
+	if err := n.open(); err != nil {
+		return nil, errors.Join(err, n.close(context.Background()))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	n.cancel = cancel
+	n.wg.Go(func() { n.check(n.server.Serve(n.listeners.grpc)) })
+	n.wg.Go(func() { n.check(serveHTTP(n.http, n.listeners.http)) })
+	n.wg.Go(func() { n.watchGossip(ctx) })
+	n.wg.Go(func() { n.check(n.form(ctx)) })
+	n.wg.Go(func() { n.keepServing(ctx) })
+	return n, nil
+}
+
+// open opens everything that does not need a cluster.
+func (n *Node) open() (err error) {
+	if n.identity, err = cluster.OpenIdentity(n.cfg.Dir, n.cfg.ID); err != nil {
+		return err
+	}
+	if err := n.bind(); err != nil {
+		return err
+	}
+	credentials := gateway.OpenCredentials()
+	if n.cfg.Tokens != "" {
+		if credentials, err = gateway.LoadCredentials(n.cfg.Tokens); err != nil {
+			return err
+		}
+	}
+	if err := n.openGossip(); err != nil {
+		return err
+	}
+	n.table = newTable(n.cfg.ID, n.gossip, n.placement)
+	if err := n.openGateway(credentials); err != nil {
+		return err
+	}
+	n.formation, err = cluster.NewFormation(cluster.FormationConfig{
+		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, InitialNodes: n.cfg.InitialNodes,
+		Directory: directory{n.gossip}, Peers: n.peers, Configured: n.configured, Logger: n.log,
+	})
+	return err
+}
+
+func (n *Node) bind() (err error) {
+	for _, l := range []struct {
+		name, addr string
+		to         *net.Listener
+	}{{"grpc", n.cfg.GRPC, &n.listeners.grpc}, {"http", n.cfg.HTTP, &n.listeners.http}, {"raft", n.cfg.Raft, &n.listeners.raft}} {
+		if *l.to, err = net.Listen("tcp", l.addr); err != nil {
+			return fmt.Errorf("%s address %s: %w; is another node running here?", l.name, l.addr, err)
+		}
+	}
+	return nil
+}
+
+func (n *Node) openGossip() error {
+	key, err := n.cfg.gossipKey()
+	if err != nil {
+		return err
+	}
+	advertise := ""
+	if n.cfg.Advertise != "" {
+		_, port, err := net.SplitHostPort(n.cfg.Gossip)
+		if err != nil {
+			return err
+		}
+		advertise = net.JoinHostPort(n.cfg.Advertise, port)
+	}
+	n.gossip, err = membership.Start(membership.Config{
+		Self: membership.Member{
+			Name: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: n.identity.ClusterID(), Zone: n.cfg.Zone,
+			GRPC: n.advertised(n.listeners.grpc), HTTP: n.advertised(n.listeners.http), Raft: n.advertised(n.listeners.raft),
+		},
+		Cluster: n.cfg.Cluster, Key: key, Bind: n.cfg.Gossip, Advertise: advertise, Join: n.cfg.Join, Logger: n.log,
+	})
+	return err
+}
+
+// advertised is where others reach a listener; an unspecified host means the
+// address that the node uses for gossip.
+func (n *Node) advertised(l net.Listener) string {
+	host, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		return l.Addr().String()
+	}
+	if n.cfg.Advertise != "" {
+		host = n.cfg.Advertise
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = ""
+	}
+	return net.JoinHostPort(host, port)
+}
+
+func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
+	limits := gateway.DefaultLimits()
+	if n.pool, err = gateway.NewPool(gateway.PoolConfig{Addresses: n.table, Limits: limits}); err != nil {
+		return err
+	}
+	n.peers = gateway.NewPeers(n.pool)
+	local := localHost{n}
+	if n.router, err = gateway.NewRouter(gateway.RouterConfig{
+		Node: n.cfg.ID, ClusterID: n.clusterID, Host: local, Table: n.table, Peers: n.peers,
+	}); err != nil {
+		return err
+	}
+	entities, err := gateway.NewEntityService(gateway.EntityConfig{
+		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	nodes, err := gateway.NewNodeService(gateway.NodeConfig{
+		ClusterID: n.clusterID, Shards: n.table.Shards, Host: local, Control: control{n}, Limits: limits, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	if n.server, err = gateway.NewServer(gateway.ServerConfig{
+		Entity: entities, Node: nodes, Credentials: credentials, Limits: limits, Logger: n.log,
+	}); err != nil {
+		return err
+	}
+	nodev1.RegisterAdminServiceServer(n.server.Registrar(), &admin{node: n})
+	registry := prometheus.NewRegistry()
+	n.metrics = newMetrics(registry)
+	registry.MustRegister(shardCollector{n})
+	n.http = newHTTPServer(n.Readiness, func() bool { return n.parts() != nil }, registry)
+	return nil
+}
+
+// check ends the node if a part of it has ended with an error.
+func (n *Node) check(err error) {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return
+	}
+	select {
+	case n.failed <- err:
+	default: // one reason is enough
+	}
+}
+
+// Failed yields an error when the node cannot go on. Stop it then.
+func (n *Node) Failed() <-chan error { return n.failed }
+
+// parts are nil until the cluster is formed.
+func (n *Node) parts() *parts { return n.inner.Load() }
+
+func (n *Node) clusterID() string { return n.identity.ClusterID() }
+
+// configured reports whether a formed cluster has reached this node.
+func (n *Node) configured() bool {
+	p := n.parts()
+	if p == nil {
+		return false
+	}
+	voters, learners := p.meta.Members()
+	return len(voters)+len(learners) > 0
+}

@@ -1,0 +1,195 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"writ/actors"
+	"writ/actors/entity"
+	"writ/persistence"
+	"writ/persistence/replica"
+	nodev1 "writ/proto/writ/node/v1"
+	"writ/sharding/cluster"
+	"writ/sharding/membership"
+)
+
+// formatMax is the newest disk format that this program reads.
+const formatMax = persistence.Format
+
+// unflushedMax is the size of what a shard holds in memory only at which new
+// commands are refused: well below the size at which the replica gives up.
+const unflushedMax = 128 << 20
+
+// parts are what a node has once it belongs to a cluster.
+type parts struct {
+	node    string
+	host    *replica.Host
+	meta    *replica.Meta
+	runtime *actors.Runtime
+	agent   *cluster.Agent
+	control *cluster.Controller
+}
+
+// form brings the node into its cluster and keeps its part of it in order until
+// the context ends.
+func (n *Node) form(ctx context.Context) error {
+	select {
+	case <-n.gossip.Settled():
+	case <-ctx.Done():
+		return nil
+	}
+	formed, err := n.formation.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.gossip.SetClusterID(formed.ClusterID); err != nil {
+		return err
+	}
+	p, err := n.openParts(formed)
+	if err != nil {
+		return err
+	}
+	n.inner.Store(p)
+	n.wg.Go(func() { n.watchMeta(ctx, p) })
+	p.agent.Run(ctx)
+	return nil
+}
+
+// watchMeta passes changes of the meta group on.
+func (n *Node) watchMeta(ctx context.Context, p *parts) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.meta.Changed():
+			p.agent.Poke()
+			n.router.Wake()
+		}
+	}
+}
+
+func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
+	p = &parts{node: n.cfg.ID}
+	if p.runtime, err = actors.New(actors.Config{
+		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
+		Freshness: p.freshness, Metrics: n.metrics, Logger: n.log,
+	}); err != nil {
+		return nil, err
+	}
+	replicas := newReplicas(p)
+	if p.host, err = replica.NewHost(replica.Config{
+		Node: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: formed.ClusterID, Dir: n.cfg.Dir,
+		Listener: n.listeners.raft, Resolve: n.raftAddress,
+		OnLease: func(shard uint32, lease *replica.Lease) {
+			n.gossip.Announce(membership.LeaderHint{Shard: shard, Epoch: lease.Epoch(), Term: lease.Term(), Node: n.cfg.ID})
+			replicas.lead(shard, lease)
+			n.routesChanged()
+		},
+		OnLeader: func(shard uint32, node string, epoch, term uint64) {
+			n.table.observe(shard, leaderView{node: node, epoch: epoch, term: term})
+			n.routesChanged()
+		},
+		Logger: n.log,
+	}); err != nil {
+		return nil, errors.Join(err, p.runtime.Close(context.Background()))
+	}
+	if p.meta, err = p.host.OpenMeta(replica.MetaConfig{Generation: cluster.MetaGeneration, Bootstrap: replicaServers(formed.Bootstrap)}); err != nil {
+		return nil, errors.Join(err, p.close(context.Background()))
+	}
+	n.openAgent(p, replicas, formed.ClusterID)
+	return p, nil
+}
+
+func (n *Node) openAgent(p *parts, replicas *replicas, clusterID string) {
+	members, reporter := metaMembers{p.meta}, reporter{n}
+	p.control = cluster.NewController(cluster.ControllerConfig{
+		Node: n.cfg.ID, ClusterID: clusterID, InitialNodes: n.cfg.InitialNodes, Shards: n.cfg.Shards,
+		Contract: &nodev1.Contract{Window: int64(n.cfg.Window)}, GenerationWidth: n.cfg.generationWidth(),
+		Grace: n.cfg.DeadNodeGrace, Meta: p.meta, Members: members, Directory: directory{n.gossip}, Reporter: reporter, Logger: n.log,
+	})
+	p.agent = cluster.NewAgent(cluster.AgentConfig{
+		Registrar: cluster.NewRegistrar(cluster.RegistrarConfig{
+			Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, Meta: p.meta, Members: members,
+			Controller: p.control, Peers: n.peers, Directory: directory{n.gossip}, Logger: n.log,
+		}),
+		Controller: p.control,
+		Reconciler: cluster.NewReconciler(cluster.ReconcilerConfig{
+			Node: n.cfg.ID, Incarnation: n.identity.Incarnation(), Placements: p.meta, Replicas: replicas, Reporter: reporter, Logger: n.log,
+		}),
+		Logger: n.log,
+	})
+}
+
+// raftAddress resolves a node when Raft dials it: addresses may change.
+func (n *Node) raftAddress(node string) (string, bool) {
+	m, ok := n.gossip.Lookup(node)
+	return m.Raft, ok && m.Raft != ""
+}
+
+// placement is the placement by shard, in order; nil until there is one.
+func (n *Node) placement() []shardView {
+	p := n.parts()
+	if p == nil {
+		return nil
+	}
+	placed := p.meta.State().GetShards()
+	views := make([]shardView, len(placed))
+	for _, place := range placed {
+		if int(place.GetShard()) >= len(views) {
+			n.log.Error("placement has gaps", slog.Uint64("shard", uint64(place.GetShard())), slog.Int("shards", len(views)))
+			return nil
+		}
+		for _, r := range place.GetReplicas() {
+			views[place.GetShard()].nodes = append(views[place.GetShard()].nodes, r.GetNode())
+		}
+	}
+	return views
+}
+
+// window is how long a kind's keys are remembered: the contract's word for the
+// kind, else the kind's own (0 here), else the contract's for all.
+func (p *parts) window(kind string) time.Duration {
+	if p.meta == nil {
+		return 0
+	}
+	contract := p.meta.State().GetContract()
+	if d := contract.GetWindowByKind()[kind]; d > 0 {
+		return time.Duration(d)
+	}
+	return time.Duration(contract.GetWindow())
+}
+
+// admit refuses commands for a shard whose file cannot keep up.
+func (p *parts) admit(shard uint32) error {
+	r := p.host.Replica(shard)
+	if r == nil || r.Store() == nil {
+		return nil // the gate knows better what to answer
+	}
+	if size := r.Store().UnflushedBytes(); size > unflushedMax {
+		return entity.Errorf(entity.Overloaded, "shard %d holds %d bytes that are not in its file yet, its limit is %d: retry later with the same key", shard, size, unflushedMax).
+			Retry(time.Second)
+	}
+	return nil
+}
+
+// freshness is told by stale reads.
+func (p *parts) freshness(shard uint32) (logIndex uint64, age time.Duration) {
+	r := p.host.Replica(shard)
+	if r == nil {
+		return 0, 0
+	}
+	st := r.Status()
+	return st.AppliedIndex, max(0, time.Since(st.Contact))
+}
+
+// close ends the parts from the outside in.
+func (p *parts) close(ctx context.Context) error {
+	errs := []error{p.runtime.Close(ctx)}
+	if err := p.host.Close(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("close replicas: %w", err))
+	}
+	return errors.Join(errs...)
+}

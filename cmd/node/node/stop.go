@@ -1,0 +1,97 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+// How an orderly stop shares out its time.
+const (
+	handOverTimeout = 2 * time.Second
+	inFlightTimeout = 4 * time.Second
+	leaveTimeout    = time.Second
+)
+
+// Stop ends the node in order: not ready, leaderships handed over, calls in
+// progress finished, gossip left, files closed. It may be called more than once;
+// all calls wait for the same stop.
+func (n *Node) Stop(ctx context.Context) error {
+	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
+	return n.stopErr
+}
+
+func (n *Node) stop(ctx context.Context) error {
+	n.draining.Store(true)
+	n.log.Info("stopping")
+	if p := n.parts(); p != nil {
+		n.handOver(ctx, p)
+	}
+	calls, cancel := context.WithTimeout(ctx, inFlightTimeout)
+	defer cancel()
+	n.server.Shutdown(calls)
+	var errs []error
+	if err := n.gossip.Leave(leaveTimeout); err != nil {
+		// Nobody heard; they will notice.
+		n.log.Warn("gossip was not told of the stop", slog.Any("error", err))
+	}
+	n.cancel()
+	errs = append(errs, n.close(ctx))
+	n.wg.Wait()
+	n.log.Info("stopped")
+	return errors.Join(errs...)
+}
+
+// handOver gives every leadership to another voter, all shards at once.
+func (n *Node) handOver(ctx context.Context, p *parts) {
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, r := range p.host.Replicas() {
+		if r.Lease() == nil || len(r.Status().Voters) < 2 {
+			continue
+		}
+		wg.Go(func() {
+			if err := r.TransferLeadership(ctx, ""); err != nil {
+				n.log.Warn("leadership not handed over", slog.Uint64("shard", uint64(r.Shard())), slog.Any("error", err))
+			}
+		})
+	}
+	if voters, _ := p.meta.Members(); p.meta.IsLeader() && len(voters) > 1 {
+		wg.Go(func() {
+			if err := p.meta.TransferLeadership(ctx, ""); err != nil {
+				n.log.Warn("leadership of the meta group not handed over", slog.Any("error", err))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// close ends whatever is open.
+func (n *Node) close(ctx context.Context) error {
+	var errs []error
+	if n.http != nil {
+		errs = append(errs, n.http.Close())
+	}
+	if p := n.parts(); p != nil {
+		errs = append(errs, p.close(ctx))
+	}
+	if n.pool != nil {
+		errs = append(errs, n.pool.Close())
+	}
+	if n.gossip != nil {
+		errs = append(errs, n.gossip.Close())
+	}
+	for _, l := range []net.Listener{n.listeners.grpc, n.listeners.http, n.listeners.raft} {
+		if l != nil {
+			_ = l.Close() // its server may have closed it
+		}
+	}
+	if n.identity != nil {
+		errs = append(errs, n.identity.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,156 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	nodev1 "writ/proto/writ/node/v1"
+	writv1 "writ/proto/writ/v1"
+)
+
+// watchGossip passes news of members and leaders on.
+func (n *Node) watchGossip(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case err := <-n.gossip.Failed():
+			n.check(err)
+			return
+		case <-n.gossip.Changed():
+			n.routesChanged()
+		}
+	}
+}
+
+// routesChanged wakes whoever waits for a leader.
+func (n *Node) routesChanged() {
+	n.router.Wake()
+	if p := n.parts(); p != nil {
+		p.runtime.RoutesChanged()
+		p.agent.Poke()
+	}
+}
+
+// servingCheck is the pace at which the gRPC health follows readiness.
+const servingCheck = 100 * time.Millisecond
+
+// keepServing keeps the gRPC health service in step with readiness.
+func (n *Node) keepServing(ctx context.Context) {
+	tick := time.NewTicker(servingCheck)
+	defer tick.Stop()
+	for {
+		ready := n.Readiness().Ready
+		for _, service := range []string{"", writv1.EntityService_ServiceDesc.ServiceName} {
+			n.server.SetServing(service, ready)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// AwaitReady waits until this node is ready and every shard has a leader.
+func (n *Node) AwaitReady(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if n.Readiness().Ready && n.allLed() {
+			return nil
+		}
+		select {
+		case err := <-n.failed:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// allLed reports whether every shard has a known leader, and those led here
+// have their lease.
+func (n *Node) allLed() bool {
+	p := n.parts()
+	if p == nil {
+		return false
+	}
+	for shard := range n.table.Shards() {
+		leader, _ := n.table.Leader(shard)
+		if leader == "" {
+			return false
+		}
+		if r := p.host.Replica(shard); leader == n.cfg.ID && (r == nil || r.Lease() == nil) {
+			return false
+		}
+	}
+	return true
+}
+
+// Readiness says whether the node does its part, and if not why.
+func (n *Node) Readiness() Readiness {
+	r := n.unready()
+	r.Ready = len(r.Reasons)+len(r.Shards) == 0
+	return r
+}
+
+// unready collects the reasons.
+func (n *Node) unready() Readiness {
+	r := Readiness{Node: n.cfg.ID, Reasons: map[string]string{}, Shards: map[uint32]string{}}
+	if n.draining.Load() {
+		r.Reasons["node"] = "stopping"
+	}
+	p := n.parts()
+	if p == nil {
+		r.Reasons["formation"] = "starting"
+		if state := n.formation.State(); state != "" {
+			r.Reasons["formation"] = state
+		}
+		return r
+	}
+	if ok, reason := p.meta.Ready(); !ok {
+		r.Reasons["meta"] = reason
+	}
+	placed := p.meta.State().GetShards()
+	if len(placed) == 0 {
+		r.Reasons["placement"] = "no shards are placed yet"
+		if state := p.agent.State(); state != "" {
+			r.Reasons["placement"] = state
+		}
+	}
+	for _, place := range placed {
+		if reason := n.shardReason(p, place.GetShard(), replicaOn(place, n.cfg.ID, n.identity.Incarnation())); reason != "" {
+			r.Shards[place.GetShard()] = reason
+		}
+	}
+	return r
+}
+
+// shardReason says why a shard is not served from here, "" if it is or if this
+// node has no part in it.
+func (n *Node) shardReason(p *parts, shard uint32, mine bool) string {
+	r := p.host.Replica(shard)
+	switch {
+	case r != nil:
+		st := r.Status()
+		if st.Reason != "" {
+			return string(st.State) + ": " + st.Reason
+		}
+		_, reason := r.Ready()
+		return reason
+	case mine:
+		return "the replica is not open yet"
+	}
+	return ""
+}
+
+func replicaOn(place *nodev1.ShardPlacement, node, incarnation string) bool {
+	for _, r := range place.GetReplicas() {
+		if r.GetNode() == node && r.GetIncarnation() == incarnation {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"time"
+
+	"writ/cmd/node/node"
+)
+
+// serveCommand runs one node until it is told to stop.
+type serveCommand struct {
+	ID           string   `required:"" name:"id" env:"WRIT_ID" help:"Name of this node, the same at every start."`
+	Dir          string   `required:"" env:"WRIT_DIR" type:"path" help:"Data folder of this node."`
+	GRPC         string   `name:"grpc" default:":7400" env:"WRIT_GRPC" help:"Address for clients and other nodes, gRPC."`
+	HTTP         string   `name:"http" default:":7401" env:"WRIT_HTTP" help:"Address for health and metrics, HTTP."`
+	Gossip       string   `default:":7402" env:"WRIT_GOSSIP" help:"Address for gossip, TCP and UDP."`
+	Raft         string   `default:":7403" env:"WRIT_RAFT" help:"Address for replication, TCP."`
+	Advertise    string   `env:"WRIT_ADVERTISE" help:"Host or IP by which other nodes reach this one; else the address that it listens on, or its first private one."`
+	InitialNodes []string `env:"WRIT_INITIAL_NODES" help:"Names of the nodes that form the cluster, the same list on each of them."`
+	Join         []string `env:"WRIT_JOIN" help:"Gossip addresses of other nodes, host:port."`
+	Zone         string   `env:"WRIT_ZONE" help:"Zone of this node; replicas are spread over zones."`
+	clusterFlags `embed:""`
+	Verbose      bool `help:"Log more."`
+}
+
+// clusterFlags are settings that all nodes share.
+type clusterFlags struct {
+	Cluster   string        `env:"WRIT_CLUSTER" help:"Name of the cluster: nodes of other names are not heard."`
+	GossipKey string        `env:"WRIT_GOSSIP_KEY" help:"Key that encrypts gossip, 16, 24 or 32 bytes in base64."`
+	Tokens    string        `env:"WRIT_TOKENS" type:"path" help:"JSON file that gives each bearer token its tenant; without it every caller is tenant \"default\"."`
+	Shards    uint32        `default:"8" env:"WRIT_SHARDS" help:"Number of shards; fixed when the cluster forms."`
+	Window    time.Duration `default:"24h" env:"WRIT_WINDOW" help:"How long idempotency keys are remembered at least."`
+}
+
+// drainTimeout bounds an orderly stop; after it the process ends all the same.
+const drainTimeout = 9 * time.Second
+
+// Run implements the subcommand.
+func (c *serveCommand) Run(ctx context.Context, std streams) error {
+	if c.Cluster == "" {
+		return errors.New("--cluster (WRIT_CLUSTER) is missing: give all nodes of one cluster the same name, so that nodes of another cannot slip in")
+	}
+	n, err := node.Start(ctx, node.Config{
+		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
+		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
+		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window,
+		Logger: newLogger(std.err, c.ID, c.Verbose),
+	})
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case err = <-n.Failed():
+	}
+	stopCtx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	return errors.Join(err, n.Stop(stopCtx))
+}
+
+func newLogger(w io.Writer, id string, verbose bool) *slog.Logger {
+	level := slog.LevelInfo
+	if verbose {
+		level = slog.LevelDebug
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})).With(slog.String("node", id))
+}
+
+// loopback turns a listening address into one that can be dialled from here.
+func loopback(addr string) string {
+	if len(addr) > 0 && addr[0] == ':' {
+		return "127.0.0.1" + addr
+	}
+	return addr
+}

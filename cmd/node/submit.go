@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/client"
+)
+
+// submitCommand sends one command, or a file of commands with their keys.
+type submitCommand struct {
+	target  `embed:""`
+	Kind    string        `help:"Kind of the entity, e.g. account."`
+	ID      string        `name:"id" help:"Id of the entity."`
+	Key     string        `help:"Idempotency key. Retry with the same one; a new key is a new command."`
+	Command string        `placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
+	JSON    jsonFlag      `name:"json" placeholder:"[{...}]" help:"The command's fields; without a value: print the result as one JSON object."`
+	File    string        `type:"path" help:"Send each line of this file: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. Lines of one entity keep their order."`
+	Clients int           `default:"64" help:"Commands in flight with --file."`
+	Timeout time.Duration `default:"60s" help:"How long to go on retrying one command."`
+}
+
+// Run implements the subcommand.
+func (c *submitCommand) Run(ctx context.Context, std streams) error {
+	if c.File != "" {
+		return c.runFile(ctx, std)
+	}
+	return c.runOne(ctx, std)
+}
+
+func (c *submitCommand) runOne(ctx context.Context, std streams) error {
+	for _, need := range []struct{ flag, value string }{{"kind", c.Kind}, {"id", c.ID}, {"key", c.Key}, {"command", c.Command}} {
+		if need.value == "" {
+			return fmt.Errorf("--%s is missing: name the entity, the key and the command, or give --file", need.flag)
+		}
+	}
+	body := c.JSON.body
+	if body == "" {
+		body = "{}"
+	}
+	command, err := parseCommand(c.Command, body)
+	if err != nil {
+		return err
+	}
+	cl, err := c.client()
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	out, err := cl.Submit(ctx, c.Kind, c.ID, c.Key, command, client.SubmitOptions{})
+	if err != nil {
+		return err
+	}
+	if c.JSON.output {
+		return printJSON(std.out, outcomeJSON(out))
+	}
+	if out.Reply != nil {
+		if err := printMessage(std.out, out.Reply); err != nil {
+			return err
+		}
+	}
+	what := "executed"
+	if out.Replayed {
+		what = "replayed: an earlier call with this key was executed"
+	}
+	fmt.Fprintf(std.err, "%s; accepted %s, version %d\n", what, out.AcceptedAt.Format(time.RFC3339Nano), out.Version)
+	return nil
+}
+
+// submitSummary is the result of a file of commands.
+type submitSummary struct {
+	Executed int64   `json:"executed"`
+	Replayed int64   `json:"replayed"`
+	Rejected int64   `json:"rejected"`
+	Failed   int64   `json:"failed"`
+	Retries  int64   `json:"retries"`
+	Seconds  float64 `json:"seconds"`
+}
+
+func (c *submitCommand) runFile(ctx context.Context, std streams) error {
+	if c.Clients < 1 {
+		return errors.New("--clients must be at least 1")
+	}
+	// The whole file is read and checked first: a bad line is reported before
+	// anything is sent.
+	lines, err := readCommandFile(c.File)
+	if err != nil {
+		return err
+	}
+	cl, err := c.client()
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+
+	bar := progress(std.err, len(lines), "commands")
+	start := time.Now()
+	sum, failures := c.send(ctx, cl, lines, func() { _ = bar.Add(1) })
+	_ = bar.Finish()
+	sum.Seconds = time.Since(start).Seconds()
+
+	for _, f := range failures {
+		fmt.Fprintln(std.err, f)
+	}
+	if c.JSON.output {
+		err = printJSON(std.out, sum)
+	} else {
+		_, err = fmt.Fprintf(std.out, "executed %d, replayed %d, rejected %d, failed %d, retries %d, %.1f s\n",
+			sum.Executed, sum.Replayed, sum.Rejected, sum.Failed, sum.Retries, sum.Seconds)
+	}
+	if err == nil && sum.Failed > 0 {
+		err = fmt.Errorf("%d commands have no known outcome; run the same file again: keys that took effect are replayed", sum.Failed)
+	}
+	return err
+}
+
+// failuresShown bounds what is printed about single commands.
+const failuresShown = 10
+
+// send shares the lines out by entity, so that one entity's lines keep their
+// order, and sends with c.Clients at a time.
+func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []commandLine, done func()) (submitSummary, []string) {
+	var (
+		sum      submitSummary
+		mu       sync.Mutex
+		failures []string
+		wg       sync.WaitGroup
+		seed     = maphash.MakeSeed()
+		queues   = make([][]commandLine, c.Clients)
+	)
+	for _, l := range lines {
+		i := maphash.Comparable(seed, [2]string{l.kind, l.id}) % uint64(c.Clients)
+		queues[i] = append(queues[i], l)
+	}
+	for _, queue := range queues {
+		wg.Go(func() {
+			for _, l := range queue {
+				err := submitLine(ctx, cl, l, c.Timeout, &sum)
+				if err != nil {
+					mu.Lock()
+					if len(failures) < failuresShown {
+						failures = append(failures, fmt.Sprintf("line %d, key %q: %v", l.number, l.key, err))
+					}
+					mu.Unlock()
+				}
+				done()
+			}
+		})
+	}
+	wg.Wait()
+	return sum, failures
+}
+
+// submitLine sends one line; it returns an error if the outcome is not known.
+func submitLine(ctx context.Context, cl *client.Client, l commandLine, timeout time.Duration, sum *submitSummary) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	out, err := cl.Submit(ctx, l.kind, l.id, l.key, l.command, client.SubmitOptions{})
+	var rejected *client.RejectedError
+	switch {
+	case errors.As(err, &rejected):
+		atomic.AddInt64(&sum.Rejected, 1)
+		atomic.AddInt64(&sum.Retries, int64(rejected.Attempts-1))
+		return nil
+	case err != nil:
+		atomic.AddInt64(&sum.Failed, 1)
+		return err
+	}
+	atomic.AddInt64(&sum.Retries, int64(out.Attempts-1))
+	if out.Replayed {
+		atomic.AddInt64(&sum.Replayed, 1)
+	} else {
+		atomic.AddInt64(&sum.Executed, 1)
+	}
+	return nil
+}
+
+// commandLine is one checked line of a command file.
+type commandLine struct {
+	number        int
+	kind, id, key string
+	command       proto.Message
+}
+
+// progress is a bar on a terminal and nothing elsewhere.
+func progress(w io.Writer, total int, what string) *progressbar.ProgressBar {
+	return progressbar.NewOptions(total,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetDescription(what),
+		progressbar.OptionShowCount(),
+		progressbar.OptionShowIts(),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionSetVisibility(isTerminal(w)))
+}
