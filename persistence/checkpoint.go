@@ -54,7 +54,8 @@ func (s *Store) remember(index uint64) {
 // must treat the record alike.
 func (s *Store) compare(t *termStart) {
 	known := s.audits.hashes[t.index%hashesKept]
-	if len(t.hash) == 0 || known.index != t.index || bytes.Equal(hashBytes(known.hash), t.hash) {
+	// Nothing is remembered of index 0: there the slot is merely unused.
+	if len(t.hash) == 0 || t.index == 0 || known.index != t.index || bytes.Equal(hashBytes(known.hash), t.hash) {
 		return
 	}
 	text := fmt.Sprintf("content differs from that of leader %s at index %d: %016x here, %x there", t.node, t.index, known.hash, t.hash)
