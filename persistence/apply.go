@@ -60,7 +60,9 @@ func (s *Store) applyEntry(index, term uint64) []error {
 	a := &s.apply
 	a.view = view{active: s.active, frozen: s.frozen, db: s.db}
 	defer a.view.close()
-	s.meta.LogTime = max(s.meta.LogTime, a.entry.logTime)
+	if a.entry.changes() {
+		s.meta.LogTime = max(s.meta.LogTime, a.entry.logTime)
+	}
 	results := make([]error, len(a.entry.records))
 	for i := range a.entry.records {
 		results[i] = s.applyRecord(&a.entry.records[i], term)
@@ -70,6 +72,19 @@ func (s *Store) applyEntry(index, term uint64) []error {
 	s.state.change++
 	s.remember(index)
 	return results
+}
+
+// changes reports whether an entry holds a record that can change content. A
+// TermStart or a checkpoint does not, so it must not move the log time either:
+// elections, restarts and reads leave the content as it is. Log time may be late
+// by the idle time before a restart; it is never early.
+func (e *entry) changes() bool {
+	for i := range e.records {
+		if b := e.records[i].body; b != bodyTermStart && b != bodyCheckpoint {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Store) applyRecord(r *record, term uint64) error {
