@@ -220,3 +220,15 @@ func (n *Node) configured() bool {
 	voters, learners := p.meta.Members()
 	return len(voters)+len(learners) > 0
 }
+
+// Addresses are where a node listens.
+type Addresses struct{ GRPC, HTTP, Gossip, Raft string }
+
+// Addresses tells where the node listens, with the ports that it was given for
+// port 0.
+func (n *Node) Addresses() Addresses {
+	return Addresses{
+		GRPC: n.listeners.grpc.Addr().String(), HTTP: n.listeners.http.Addr().String(),
+		Gossip: n.gossip.Self().Gossip, Raft: n.listeners.raft.Addr().String(),
+	}
+}

@@ -1,0 +1,211 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"writ/actors/client"
+	"writ/cmd/node/node"
+	accountv1 "writ/proto/writ/account/v1"
+	nodev1 "writ/proto/writ/node/v1"
+)
+
+// testCluster runs real nodes in this process, each with its own ports and
+// folder.
+type testCluster struct {
+	t     *testing.T
+	dir   string
+	names []string
+	nodes map[string]*node.Node
+	join  []string
+	conf  func(*node.Config)
+}
+
+func newCluster(t *testing.T, size int, conf func(*node.Config)) *testCluster {
+	t.Helper()
+	c := &testCluster{t: t, dir: t.TempDir(), nodes: map[string]*node.Node{}, conf: conf}
+	for i := range size {
+		c.names = append(c.names, fmt.Sprintf("n%d", i+1))
+	}
+	t.Cleanup(c.stop)
+	c.start()
+	return c
+}
+
+func (c *testCluster) config(name string) node.Config {
+	cfg := node.Config{
+		ID: name, Dir: filepath.Join(c.dir, name), GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0",
+		InitialNodes: c.names, Join: c.join, Cluster: "test", Shards: 4, Logger: testLogger(c.t, name),
+	}
+	if c.conf != nil {
+		c.conf(&cfg)
+	}
+	return cfg
+}
+
+// start starts all nodes and waits until every shard is served.
+func (c *testCluster) start() {
+	c.t.Helper()
+	c.join = nil
+	for _, name := range c.names {
+		n, err := node.Start(c.t.Context(), c.config(name))
+		if err != nil {
+			c.t.Fatalf("start %s: %v", name, err)
+		}
+		c.nodes[name] = n
+		c.join = append(c.join, n.Addresses().Gossip)
+	}
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+	defer cancel()
+	for name, n := range c.nodes {
+		if err := n.AwaitReady(ctx); err != nil {
+			c.t.Fatalf("%s is not ready: %v: %+v", name, err, n.Readiness())
+		}
+	}
+}
+
+// stop stops all nodes at once, in order.
+func (c *testCluster) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for name, n := range c.nodes {
+		wg.Go(func() {
+			if err := n.Stop(ctx); err != nil {
+				c.t.Errorf("stop %s: %v", name, err)
+			}
+		})
+	}
+	wg.Wait()
+	clear(c.nodes)
+}
+
+func (c *testCluster) addresses() []string {
+	var list []string
+	for _, name := range c.names {
+		list = append(list, c.nodes[name].Addresses().GRPC)
+	}
+	return list
+}
+
+func (c *testCluster) client() *client.Client {
+	c.t.Helper()
+	cl, err := client.New(client.Config{Addresses: c.addresses()})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = cl.Close() })
+	return cl
+}
+
+func (c *testCluster) admin() nodev1.AdminServiceClient {
+	c.t.Helper()
+	conn, err := grpc.NewClient(c.addresses()[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = conn.Close() })
+	return nodev1.NewAdminServiceClient(conn)
+}
+
+// content is a shard's content in numbers and hash.
+type content struct {
+	Keys, Effects, Numbered, Applied, Entities uint64
+	Hash                                       string
+}
+
+// audit audits every shard, waiting until no rows are pending, and fails the
+// test if anything is wrong.
+func (c *testCluster) audit() map[uint32]content {
+	c.t.Helper()
+	admin := c.admin()
+	all := map[uint32]content{}
+	for shard := range uint32(4) {
+		res := eventually(c.t, func(ctx context.Context) (*nodev1.AuditShardResponse, error) {
+			res, err := admin.AuditShard(ctx, &nodev1.AuditShardRequest{Shard: shard, Audit: client.NewKey()})
+			if err == nil && res.GetRowsPending() > 0 {
+				err = fmt.Errorf("%d rows are pending", res.GetRowsPending())
+			}
+			return res, err
+		})
+		if len(res.GetFindings()) > 0 || !res.GetReplicasEqual() || res.GetEffects() != res.GetKeysLive()+res.GetKeysExpired() {
+			c.t.Errorf("audit of shard %d: %v", shard, res)
+		}
+		all[shard] = content{
+			Keys: res.GetKeysLive() + res.GetKeysExpired(), Effects: res.GetEffects(), Numbered: res.GetRowsNumbered(),
+			Applied: res.GetApplied(), Entities: res.GetEntities(), Hash: fmt.Sprintf("%x", res.GetReplicas()[0].GetHash()),
+		}
+	}
+	return all
+}
+
+// eventually tries until it works; the last error fails the test.
+func eventually[T any](t *testing.T, try func(context.Context) (T, error)) T {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		v, err := try(ctx)
+		if err == nil {
+			return v
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("gave up: %v", err)
+		case <-tick.C:
+		}
+	}
+}
+
+func eur(amount int64) *accountv1.Deposit {
+	return &accountv1.Deposit{AmountMinor: amount, Currency: "EUR"}
+}
+
+func balance(t *testing.T, cl *client.Client, id string) int64 {
+	t.Helper()
+	res, err := cl.Read(t.Context(), "account", id, client.ReadOptions{})
+	if err != nil {
+		t.Fatalf("read %s: %v", id, err)
+	}
+	b, _ := res.State.(*accountv1.Balance)
+	return b.GetAmountMinor()
+}
+
+func reasonOf(err error) string {
+	var e *client.Error
+	if errors.As(err, &e) {
+		return e.Reason
+	}
+	return ""
+}
+
+// testLogger writes to a file that is shown if the test fails.
+func testLogger(t *testing.T, name string) *slog.Logger {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), name+"-*.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			_, _ = f.Seek(0, io.SeekStart)
+			text, _ := io.ReadAll(f)
+			t.Logf("log of %s:\n%s", name, text[max(0, len(text)-8000):])
+		}
+		_ = f.Close()
+	})
+	return slog.New(slog.NewTextHandler(f, nil)).With(slog.String("node", name))
+}
