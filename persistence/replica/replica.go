@@ -203,12 +203,27 @@ func (c *catchUp) ready(g *group, applied uint64) (ok bool, reason string) {
 	if commit == 0 {
 		return false, "nothing heard from the leader yet"
 	}
-	c.target.CompareAndSwap(0, commit)
+	c.target.CompareAndSwap(0, g.lastApplicable(commit))
 	if target := c.target.Load(); applied < target {
 		return false, fmt.Sprintf("catching up: applied %d of %d", applied, target)
 	}
 	c.done.Store(true)
 	return true, ""
+}
+
+// lastApplicable is the last entry up to index that reaches the state machine. A
+// new leader's first entry does not, and in a quiet group nothing may follow it.
+func (g *group) lastApplicable(index uint64) uint64 {
+	var entry raft.Log
+	for ; index > 0; index-- {
+		if g.log.GetLog(index, &entry) != nil {
+			break // compacted: a snapshot covers it
+		}
+		if entry.Type == raft.LogCommand || entry.Type == raft.LogConfiguration {
+			break
+		}
+	}
+	return index
 }
 
 // path is the shard file. Each replica generation has its own.
