@@ -93,33 +93,40 @@ func TestIdentityRefusals(t *testing.T) {
 		words   []string
 	}{
 		"another node's folder": {func(t *testing.T, dir string) string {
+			t.Helper()
 			closeIdentity(t, openIdentity(t, dir, "n2"))
 			return dir
 		}, []string{`"n2"`, `"n1"`}},
 		"another process": {func(t *testing.T, dir string) string {
+			t.Helper()
 			id := openIdentity(t, dir, "n1")
 			t.Cleanup(func() { closeIdentity(t, id) })
 			return dir
 		}, []string{"in use by another process", "one folder, one process"}},
 		"data without identity": {func(t *testing.T, dir string) string {
+			t.Helper()
 			if err := os.Mkdir(filepath.Join(dir, "shards"), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			return dir
 		}, []string{"holds data (shards)", identityFile}},
 		"empty file": {func(t *testing.T, dir string) string {
+			t.Helper()
 			write(t, dir, identityFile, "")
 			return dir
 		}, []string{"damaged"}},
 		"no incarnation": {func(t *testing.T, dir string) string {
+			t.Helper()
 			write(t, dir, identityFile, `{"format":1,"name":"n1"}`)
 			return dir
 		}, []string{"damaged"}},
 		"newer format": {func(t *testing.T, dir string) string {
+			t.Helper()
 			write(t, dir, identityFile, `{"format":2,"name":"n1","incarnation":"x"}`)
 			return dir
 		}, []string{"format 2"}},
 		"not a folder": {func(t *testing.T, dir string) string {
+			t.Helper()
 			write(t, dir, "file", "")
 			return filepath.Join(dir, "file")
 		}, []string{"not a folder"}},

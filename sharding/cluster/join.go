@@ -113,8 +113,7 @@ func registerWithAny(ctx context.Context, peers Founders, nodes []string, req *n
 
 // cause is the text of an error without its reason.
 func cause(err error) string {
-	var e *entity.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*entity.Error](err); ok {
 		return e.Message
 	}
 	return err.Error()

@@ -95,7 +95,8 @@ type ReplicaConfig struct {
 	Bootstrap []Server
 }
 
-// Replicas are the shard replicas of this node.
+// Replicas are the shard replicas of this node. Calls for different shards come at
+// the same time.
 type Replicas interface {
 	// Open opens a replica or creates it. A damaged one stands as quarantined.
 	Open(c ReplicaConfig) error

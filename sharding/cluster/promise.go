@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"slices"
 
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
@@ -66,14 +67,7 @@ func (f *Formation) refuse(r identityRecord, format string, args ...any) error {
 	return e
 }
 
-func (f *Formation) listed(name string) bool {
-	for _, n := range f.list {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}
+func (f *Formation) listed(name string) bool { return slices.Contains(f.list, name) }
 
 // elsewhere finds a cluster, other than the given one, that a living node of
 // which the list knows nothing belongs to. Listed nodes are asked, not believed:

@@ -218,23 +218,30 @@ func (p *pass) drop(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (boo
 	return true, nil
 }
 
-// excluded asks the nodes of the placement for one that leads, in a term that is
-// no older than what the replica has heard, and without this node.
+// excluded asks the nodes of the placement, and whom they name, for one that
+// leads, in a term that is no older than what the replica has heard, and without
+// this node. The leader may be a node that the placement has no more.
 func (p *pass) excluded(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) bool {
 	self := p.r.config.Node
 	nodes := []string{here.GetLeader()}
 	for _, r := range place.GetReplicas() {
 		nodes = append(nodes, r.GetNode())
 	}
-	for _, node := range nodes {
-		if node == "" || node == self {
+	asked := map[string]bool{"": true, self: true}
+	for ; len(nodes) > 0; nodes = nodes[1:] {
+		node := nodes[0]
+		if asked[node] {
 			continue
 		}
-		leader := reportOf(p.reports(node), place.GetShard())
-		if leader.GetLeader() != node || leader.GetState() != stateServing || leader.GetTerm() < here.GetTerm() || len(leader.GetVoters()) == 0 {
+		asked[node] = true
+		r := reportOf(p.reports(node), place.GetShard())
+		if r.GetLeader() != node {
+			nodes = append(nodes, r.GetLeader())
 			continue
 		}
-		return !slices.Contains(leader.GetVoters(), self) && !slices.Contains(leader.GetLearners(), self)
+		if r.GetState() == stateServing && r.GetTerm() >= here.GetTerm() && len(r.GetVoters()) > 0 {
+			return !slices.Contains(r.GetVoters(), self) && !slices.Contains(r.GetLearners(), self)
+		}
 	}
 	return false
 }

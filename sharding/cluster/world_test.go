@@ -1,0 +1,479 @@
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	nodev1 "writ/proto/writ/node/v1"
+)
+
+// round lets every node take its steps once, one second apart.
+func (w *world) round() {
+	for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
+		n := w.nodes[name]
+		if !n.up {
+			continue
+		}
+		// Errors are trouble on the way here as there: the next round tries again.
+		_, _ = n.registrar.Step(w.t.Context())
+		_, _ = n.controller.Step(w.t.Context())
+		_, _ = n.reconciler.Step(w.t.Context())
+	}
+	w.tick()
+	<-time.After(time.Second)
+	synctest.Wait()
+}
+
+func (w *world) rounds(n int) {
+	for range n {
+		w.round()
+	}
+}
+
+// settle runs until nothing is wrong any more.
+func (w *world) settle(what string) {
+	w.t.Helper()
+	problem := ""
+	for range 1500 {
+		w.round()
+		if w.t.Failed() {
+			w.t.Fatalf("%s: broken on the way", what)
+		}
+		if problem = w.problem(); problem == "" {
+			return
+		}
+	}
+	w.t.Fatalf("%s: %s", what, problem)
+}
+
+// problem says in what the cluster is not as it should be, "" if it is.
+func (w *world) problem() string {
+	registered, active := map[string]bool{}, 0
+	for name, e := range w.state.GetNodes() {
+		if e.GetState() == nodev1.NodeEntry_ACTIVE {
+			active++
+		}
+		if e.GetState() != nodev1.NodeEntry_REMOVED {
+			registered[name] = true
+		}
+		n := w.nodes[name]
+		if n.up && n.id.Incarnation() != e.GetIncarnation() {
+			return name + " is registered as another incarnation"
+		}
+	}
+	for name, n := range w.nodes {
+		if n.up && w.state.GetNodes()[name] == nil {
+			return name + " is not registered"
+		}
+	}
+	if len(w.state.GetShards()) == 0 {
+		return "no shards"
+	}
+	for _, p := range w.state.GetShards() {
+		if s := w.shardProblem(p, active); s != "" {
+			return fmt.Sprintf("shard %d: %s", p.GetShard(), s)
+		}
+	}
+	for name, n := range w.nodes {
+		for shard, r := range n.replicas {
+			if n.up && !slices.Contains(servers(w.state.GetShards()[shard]), r.server) {
+				return fmt.Sprintf("%s still holds %v", name, r.server)
+			}
+		}
+	}
+	return w.metaProblem(registered)
+}
+
+func (w *world) shardProblem(p *nodev1.ShardPlacement, nodes int) string {
+	g, placed := w.groups[p.GetShard()], servers(p)
+	switch {
+	case g == nil || g.leader == (Server{}):
+		return "no leader"
+	case !p.GetFormed():
+		return "not noted as formed"
+	case len(placed) < min(nodes, int(w.state.GetReplication())):
+		return fmt.Sprintf("%d replicas on %d nodes", len(placed), nodes)
+	case !sameServers(g.voters, placed) || len(g.learners) > 0:
+		return fmt.Sprintf("voters %v learners %v, placed %v", g.voters, g.learners, placed)
+	case g.leader.Node != p.GetPreferred():
+		return fmt.Sprintf("led by %v, should be %s", g.leader, p.GetPreferred())
+	}
+	for _, s := range placed {
+		e := w.state.GetNodes()[s.Node]
+		if e.GetIncarnation() != s.Incarnation || e.GetState() == nodev1.NodeEntry_REMOVED {
+			return fmt.Sprintf("%v is placed", s)
+		}
+		if w.nodes[s.Node].up && !w.shardLive(p.GetShard(), s) {
+			return fmt.Sprintf("%v does not serve", s)
+		}
+	}
+	mayLead := func(node string) bool { return w.state.GetNodes()[node].GetState() == nodev1.NodeEntry_ACTIVE }
+	if !mayLead(p.GetPreferred()) && slices.ContainsFunc(placed, func(s Server) bool { return mayLead(s.Node) }) {
+		return p.GetPreferred() + " should not lead"
+	}
+	return ""
+}
+
+func (w *world) metaProblem(registered map[string]bool) string {
+	members := slices.Concat(w.meta.voters, w.meta.learners)
+	for _, s := range members {
+		if e := w.state.GetNodes()[s.Node]; !registered[s.Node] || e.GetIncarnation() != s.Incarnation {
+			return fmt.Sprintf("%v is in the meta group", s)
+		}
+	}
+	up := 0
+	for name := range registered {
+		if w.nodes[name].up {
+			up++
+		}
+	}
+	if len(members) < up {
+		return fmt.Sprintf("%d members of %d in the meta group", len(members), up)
+	}
+	if want := min(up, MetaVotersMax); len(w.meta.voters) < want || len(w.meta.voters) > MetaVotersMax {
+		return fmt.Sprintf("%d voters in the meta group", len(w.meta.voters))
+	}
+	return ""
+}
+
+func sameServers(a, b []Server) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(s Server) bool { return !slices.Contains(b, s) })
+}
+
+func config(initial ...string) ControllerConfig {
+	return ControllerConfig{InitialNodes: initial, Shards: 8, Grace: 30 * time.Second, Contract: &nodev1.Contract{Window: int64(time.Hour)}}
+}
+
+func threeServing(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	for _, name := range three {
+		w.add(name, "", config(three...))
+	}
+	w.found(three...)
+	w.settle("begin")
+	return w
+}
+
+func TestClusterBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		if w.state.GetClusterId() != "c" || w.state.GetReplication() != 3 || w.state.GetContract().GetWindow() != int64(time.Hour) || len(w.state.GetShards()) != 8 {
+			t.Errorf("got %v", w.state)
+		}
+		leads := map[string]int{}
+		for _, p := range w.state.GetShards() {
+			leads[p.GetPreferred()]++
+		}
+		for _, name := range three {
+			if leads[name] < 2 || leads[name] > 3 {
+				t.Errorf("leaders %v", leads)
+			}
+			if !w.nodes[name].id.Member() {
+				t.Errorf("%s does not know that it is a member", name)
+			}
+		}
+		version := w.state.GetVersion()
+		w.rounds(20)
+		if w.state.GetVersion() != version {
+			t.Error("the state changes though there is nothing to do")
+		}
+	})
+}
+
+func TestShardsWaitForAllInitialNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		for _, name := range three {
+			w.add(name, "", config(three...))
+		}
+		w.found(three...)
+		w.nodes["n3"].stop()
+		w.rounds(20)
+		if len(w.state.GetShards()) > 0 {
+			t.Fatal("placed without n3")
+		}
+		if s := w.nodes["n1"].controller.State(); !strings.Contains(s, "n3") {
+			t.Errorf("n1 says %q", s)
+		}
+		w.nodes["n3"].start("", config(three...))
+		w.settle("n3 is there")
+	})
+}
+
+func TestGrowFromOneToSeven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.add("n1", "", config("n1"))
+		w.found("n1")
+		w.settle("one")
+		for i := 2; i <= 7; i++ {
+			w.add(fmt.Sprintf("n%d", i), "", config("n1"))
+			w.settle(fmt.Sprint(i))
+		}
+		if len(w.meta.voters) != MetaVotersMax || len(w.meta.learners) != 2 {
+			t.Errorf("meta group: %v, %v", w.meta.voters, w.meta.learners)
+		}
+	})
+}
+
+func TestDeadNodeIsReplacedAfterGraceOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...))
+		w.settle("four")
+		w.nodes["n2"].stop()
+		w.rounds(20)
+		if !placed(w.state, "n2") {
+			t.Error("replaced within the grace time")
+		}
+		w.settle("n2 is dead")
+		for range 60 {
+			w.round()
+		}
+		if placed(w.state, "n2") {
+			t.Error("n2 still has replicas")
+		}
+		w.nodes["n2"].start("", config(three...))
+		w.settle("n2 is back")
+		if !placed(w.state, "n2") {
+			t.Error("n2 gets nothing")
+		}
+	})
+}
+
+func TestPausedNodeKeepsItsReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...))
+		w.settle("four")
+		before := w.state.GetReplicaGeneration()
+		for range 10 {
+			w.nodes["n3"].stop()
+			w.rounds(20)
+			w.nodes["n3"].start("", config(three...))
+			w.rounds(20)
+		}
+		w.settle("quiet")
+		if w.state.GetReplicaGeneration() != before {
+			t.Errorf("%d replicas were placed anew", w.state.GetReplicaGeneration()-before)
+		}
+	})
+}
+
+func TestWipedNodeIsTakenInAsNewIncarnation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, name := range three {
+			w := threeServing(t)
+			n := w.nodes[name]
+			old := n.id.Incarnation()
+			n.wipe()
+			w.rounds(3)
+			n.start("", config(three...))
+			w.settle(name + " wiped")
+			// The old disk turns up again.
+			req := &nodev1.RegisterRequest{ClusterId: "c", Node: name, Incarnation: old}
+			_, err := w.nodes[w.meta.leader.Node].controller.Register(t.Context(), req)
+			if err == nil || !strings.Contains(err.Error(), "out of date") {
+				t.Errorf("the old incarnation is let in: %v", err)
+			}
+		}
+	})
+}
+
+func TestQuarantinedReplicaIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		old := w.nodes["n2"].replicas[3].server
+		w.nodes["n2"].replicas[3].broken = true
+		w.rounds(2)
+		w.settle("one broken")
+		if w.nodes["n2"].replicas[3].server == old {
+			t.Error("not replaced")
+		}
+		// A leader's replica, too.
+		w.nodes[w.groups[5].leader.Node].replicas[5].broken = true
+		w.rounds(2)
+		w.settle("a leader's replica broken")
+	})
+}
+
+func TestReplicasThatBreakAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		before := w.state.GetReplicaGeneration()
+		for range 25 {
+			if r := w.nodes["n2"].replicas[3]; r != nil {
+				r.broken = true
+			}
+			w.round()
+		}
+		if got := w.state.GetReplicaGeneration() - before; got > 3 {
+			t.Errorf("%d generations in 25 s", got)
+		}
+		w.settle("repaired")
+	})
+}
+
+func TestDrainAndRemove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...))
+		w.settle("four")
+		order := func(state nodev1.NodeEntry_State) error {
+			return w.nodes[w.meta.leader.Node].controller.SetNodeState(t.Context(), &nodev1.SetNodeStateRequest{Node: "n1", State: state})
+		}
+		held := len(w.nodes["n1"].replicas)
+		if err := order(nodev1.NodeEntry_DRAINING); err != nil {
+			t.Fatal(err)
+		}
+		w.settle("drained")
+		if len(w.nodes["n1"].replicas) != held {
+			t.Errorf("a draining node holds %d replicas, held %d", len(w.nodes["n1"].replicas), held)
+		}
+		if err := order(nodev1.NodeEntry_REMOVED); err != nil {
+			t.Fatal(err)
+		}
+		w.settle("removed")
+		if len(w.nodes["n1"].replicas) > 0 || w.meta.leader.Node == "n1" {
+			t.Error("n1 still has a part")
+		}
+		version := w.state.GetVersion()
+		w.rounds(300) // it keeps running
+		if w.state.GetVersion() != version {
+			t.Error("the removed node stirs things up")
+		}
+		if s := w.nodes["n1"].registrar.State(); !strings.Contains(s, "clear its data folder") {
+			t.Errorf("n1 says %q", s)
+		}
+		if err := order(nodev1.NodeEntry_ACTIVE); err == nil {
+			t.Error("a removed incarnation came back")
+		}
+		w.nodes["n1"].wipe()
+		w.nodes["n1"].start("", config(three...))
+		w.settle("back with an empty disk")
+		if len(w.nodes["n1"].replicas) == 0 {
+			t.Error("n1 gets nothing")
+		}
+	})
+}
+
+func TestRemoveWithoutSubstitute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		err := w.nodes[w.meta.leader.Node].controller.SetNodeState(t.Context(), &nodev1.SetNodeStateRequest{Node: "n3", State: nodev1.NodeEntry_REMOVED})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.settle("removed")
+	})
+}
+
+func TestMoveShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...))
+		w.settle("four")
+		p := w.state.GetShards()[0]
+		from, to := p.GetReplicas()[0].GetNode(), ""
+		for name := range w.nodes {
+			if !slices.ContainsFunc(p.GetReplicas(), func(r *nodev1.ReplicaPlacement) bool { return r.GetNode() == name }) {
+				to = name
+			}
+		}
+		c := w.nodes[w.meta.leader.Node].controller
+		if err := c.MoveShard(t.Context(), &nodev1.MoveShardRequest{Shard: 0, From: from, To: to}); err != nil {
+			t.Fatal(err)
+		}
+		w.settle("moved")
+		if holders := servers(w.state.GetShards()[0]); !slices.ContainsFunc(holders, func(s Server) bool { return s.Node == to }) {
+			t.Errorf("%s has no replica: %v", to, holders)
+		}
+	})
+}
+
+// TestAnyHistory lets nodes die, come back, lose disks, drain, join and leave,
+// one trouble at a time, and wants a cluster in order after each. The model fails
+// the test at the first step that would cost data or a quorum.
+func TestAnyHistory(t *testing.T) {
+	for seed := range uint64(8) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 3))
+			w := newWorld(t)
+			for i, name := range three {
+				w.add(name, string(rune('a'+i%2)), config(three...))
+			}
+			w.found(three...)
+			w.settle("begin")
+			for event := range 12 {
+				what := fmt.Sprintf("seed %d, event %d: %s", seed, event, w.trouble(r, event))
+				w.rounds(r.IntN(4))
+				w.settle(what)
+			}
+		})
+	}
+}
+
+func (w *world) trouble(r *rand.Rand, event int) string {
+	names := slices.Sorted(maps.Keys(w.nodes))
+	n := w.nodes[names[r.IntN(len(names))]]
+	leader := w.nodes[w.meta.leader.Node].controller
+	order := func(state nodev1.NodeEntry_State) {
+		_ = leader.SetNodeState(w.t.Context(), &nodev1.SetNodeStateRequest{Node: n.name, State: state}) // may be refused
+	}
+	removed := w.state.GetNodes()[n.name].GetState() == nodev1.NodeEntry_REMOVED
+	active := 0
+	for _, e := range w.state.GetNodes() {
+		if e.GetState() != nodev1.NodeEntry_REMOVED {
+			active++
+		}
+	}
+	switch k := r.IntN(8); {
+	case k == 0 || active < 3:
+		name := fmt.Sprintf("x%d", event)
+		w.add(name, string(rune('a'+r.IntN(3))), config(three...))
+		return "join " + name
+	case k == 1:
+		n.stop()
+		w.rounds(r.IntN(90))
+		n.start("", config(three...))
+		return n.name + " away for a while"
+	case k == 2 && w.spares(n):
+		n.wipe()
+		w.rounds(r.IntN(90))
+		n.start("", config(three...))
+		return n.name + " wiped"
+	case k == 3:
+		order(nodev1.NodeEntry_DRAINING)
+		return "drain " + n.name
+	case k == 4:
+		order(nodev1.NodeEntry_ACTIVE)
+		return "undrain " + n.name
+	case k == 5 && active > 3 && !removed:
+		order(nodev1.NodeEntry_REMOVED)
+		return "remove " + n.name
+	}
+	// A draining node gets nothing new, so nothing would be repaired there.
+	shards := slices.Sorted(maps.Keys(n.replicas))
+	if len(shards) == 0 || w.state.GetNodes()[n.name].GetState() != nodev1.NodeEntry_ACTIVE || !w.spares(n) {
+		return "nothing"
+	}
+	n.replicas[shards[0]].broken = true
+	return fmt.Sprintf("break %v", n.replicas[shards[0]].server)
+}
+
+// spares reports whether every group can lose what a node has.
+func (w *world) spares(n *fakeNode) bool {
+	for _, g := range w.groups {
+		if len(g.voters) < 3 && slices.ContainsFunc(g.voters, func(s Server) bool { return s.Node == n.name }) {
+			return false
+		}
+	}
+	return len(w.meta.voters) > 2
+}
