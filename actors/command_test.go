@@ -1,0 +1,551 @@
+package actors_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"writ/actors"
+	"writ/actors/entity"
+	recordv1 "writ/proto/writ/record/v1"
+	writv1 "writ/proto/writ/v1"
+)
+
+func TestSubmitOnce(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	first := w.must(e, "k1", &num{Value: 5})
+	if unpack(t, first.GetReply()) != 5 || first.GetVersion() != 1 || first.GetReplayed() || first.GetAcceptedAt() == nil {
+		t.Errorf("first answer is %v", first)
+	}
+	again := w.must(e, "k1", &num{Value: 5})
+	if !again.GetReplayed() {
+		t.Error("the second answer is not flagged")
+	}
+	again.Replayed = false
+	if !proto.Equal(first, again) {
+		t.Errorf("replay %v is not verbatim %v", again, first)
+	}
+	w.must(e, "k2", &num{Value: 1})
+	if value, version := w.read(e); value != 6 || version != 2 {
+		t.Errorf("value %d, version %d", value, version)
+	}
+	if _, rec := w.stored(e); rec.GetDecided() != 2 {
+		t.Errorf("%d decided", rec.GetDecided())
+	}
+}
+
+// The scope of a key is (tenant, kind, id, command type).
+func TestKeyScope(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	other := ref("counter", "a")
+	other.Tenant = "t2"
+	calls := []submitted{
+		{ref: ref("counter", "a"), key: "1", command: &num{Value: 5}},
+		{ref: other, key: "1", command: &num{Value: 7}},
+		{ref: ref("counter", "b"), key: "1", command: &num{Value: 9}},
+		{ref: ref("counter", "a"), key: "1", command: &text{Value: "x"}},
+	}
+	for round := range 2 {
+		for i, call := range calls {
+			answer, err := w.submit(call)
+			if err != nil || answer.GetReplayed() != (round == 1) {
+				t.Errorf("round %d, call %d: %v, %v", round, i, answer, err)
+			}
+			if want := []int64{5, 7, 9, 5}[i]; unpack(t, answer.GetReply()) != want {
+				t.Errorf("round %d, call %d: reply %v", round, i, answer.GetReply())
+			}
+		}
+	}
+	_, err := w.submit(submitted{ref: ref("counter", "a"), key: "1", command: &num{Value: 6}})
+	wantReason(t, err, entity.KeyReused)
+}
+
+func TestOneKeyAtOnce(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	w.leases[0].hold()
+	var calls []<-chan result
+	for range 50 {
+		calls = append(calls, w.later(submitted{ref: e, key: "k", command: &num{Value: 1}}))
+	}
+	w.held(0, 1)
+	for range 5 { // everybody has been taken in before the barrier of a read
+		go func() { _, _ = w.readWith(e, nil) }()
+	}
+	w.held(0, 6)
+	w.leases[0].release()
+	executed := 0
+	for _, call := range calls {
+		r := <-call
+		if r.err != nil || unpack(t, r.answer.GetReply()) != 1 {
+			t.Fatalf("%v, %v", r.answer, r.err)
+		}
+		if !r.answer.GetReplayed() {
+			executed++
+		}
+	}
+	if value, version := w.read(e); executed != 1 || value != 1 || version != 1 {
+		t.Errorf("executed %d times: value %d, version %d", executed, value, version)
+	}
+}
+
+func TestInFlight(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	w.leases[0].hold()
+	first := w.later(submitted{ref: e, key: "k", command: &num{Value: 1}})
+	w.held(0, 1)
+	_, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: 1}, change: func(r *writv1.SubmitRequest) { r.NoWait = true }})
+	wantReason(t, err, entity.InFlight)
+
+	reused := w.later(submitted{ref: e, key: "k", command: &num{Value: 2}})
+	behind := w.later(submitted{ref: e, key: "k2", command: &num{Value: 2}})
+	w.held(0, 2)
+	select {
+	case r := <-reused:
+		t.Fatalf("answered before the record: %v", r.err)
+	default:
+	}
+	w.leases[0].release()
+	wantReason(t, (<-reused).err, entity.KeyReused)
+	if r := <-first; r.err != nil {
+		t.Error(r.err)
+	}
+	if r := <-behind; r.err != nil {
+		t.Error(r.err)
+	}
+}
+
+// The entity does not wait for the log: commands work on the state before them,
+// whether it is committed or not, and none is answered before its record.
+func TestPipelining(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	lease := w.leases[0]
+	lease.hold()
+	var calls []<-chan result
+	for i := range 20 {
+		calls = append(calls, w.later(submitted{ref: e, key: fmt.Sprint(i), command: &num{Value: 1}}))
+		w.held(0, i+1)
+	}
+	for i, call := range calls {
+		select {
+		case r := <-call:
+			t.Fatalf("command %d was answered before its record: %v", i, r)
+		default:
+		}
+	}
+	lease.release()
+	for i, call := range calls {
+		r := <-call
+		if r.err != nil || unpack(t, r.answer.GetReply()) != int64(i+1) || r.answer.GetVersion() != uint64(i+1) {
+			t.Errorf("command %d: %v, %v", i, r.answer, r.err)
+		}
+	}
+}
+
+func TestFailedRecord(t *testing.T) {
+	unknown := entity.Errorf(entity.OutcomeUnknown, "lost")
+	refused := entity.Errorf(entity.NotExecuted, "refused")
+	tests := []struct {
+		name    string
+		verdict error
+		applied bool
+		want    entity.Reason
+		value   int64 // in the end, when all keys were tried again
+	}{
+		{"not executed", refused, false, entity.NotExecuted, 4},
+		{"unknown, and not applied", unknown, false, entity.OutcomeUnknown, 4},
+		{"unknown, but applied", unknown, true, entity.OutcomeUnknown, 4},
+		{"an error without a reason", errors.New("?"), false, entity.OutcomeUnknown, 4},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{})
+			e := ref("counter", "a")
+			lease := w.leases[0]
+			w.must(e, "0", &num{Value: 1})
+			lease.hold()
+			lease.fail(func(rec *recordv1.Record) (error, bool) {
+				if string(rec.GetCommit().GetKey().GetKey()) == "1" {
+					return tt.verdict, tt.applied
+				}
+				return nil, true
+			})
+			var calls []<-chan result
+			for i := range 3 {
+				calls = append(calls, w.later(submitted{ref: e, key: fmt.Sprint(i + 1), command: &num{Value: 1}}))
+				w.held(0, i+1)
+			}
+			late := w.later(submitted{ref: e, key: "1", command: &num{Value: 7}}) // reuse, in flight
+			go func() { _, _ = w.readWith(e, nil) }()
+			w.held(0, 4)
+			lease.release()
+			wantReason(t, (<-calls[0]).err, tt.want)
+			err := (<-late).err // or its turn came later and found the key stored
+			if r := entity.ReasonOf(err); r != entity.NotExecuted && r != entity.OutcomeUnknown && !(tt.applied && r == entity.KeyReused) {
+				t.Errorf("another payload: %v", err)
+			}
+			for _, call := range calls[1:] {
+				err := (<-call).err
+				if r := entity.ReasonOf(err); r != entity.NotExecuted && r != entity.OutcomeUnknown {
+					t.Errorf("a later record: %v", err)
+				}
+			}
+			lease.fail(nil)
+			for i := range 4 {
+				w.must(e, fmt.Sprint(i), &num{Value: 1})
+			}
+			if value, _ := w.read(e); value != tt.value {
+				t.Errorf("value is %d, want %d", value, tt.value)
+			}
+		})
+	}
+}
+
+func TestRejection(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	first, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: -1}})
+	if err != nil || first.GetRejection().GetCode() != int32(entity.OutOfRange) || first.GetRejection().GetMessage() != "0 is not enough" {
+		t.Fatalf("%v, %v", first, err)
+	}
+	w.must(e, "fund", &num{Value: 10})
+	again, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: -1}})
+	if err != nil || !again.GetReplayed() {
+		t.Fatalf("%v, %v", again, err)
+	}
+	again.Replayed = false
+	if !proto.Equal(first, again) {
+		t.Errorf("%v, replayed as %v", first, again)
+	}
+	if value, version := w.read(e); value != 10 || version != 2 {
+		t.Errorf("value %d, version %d", value, version)
+	}
+}
+
+func TestHandlerFails(t *testing.T) {
+	long := strings.Repeat("x", 5000)
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("counter", hooks{command: func(c *entity.Context, s *num, what string) error {
+		s.Value = 666 // dropped with all else
+		switch what {
+		case "panic":
+			panic("no")
+		case "error":
+			return errors.New("no")
+		case "code":
+			return c.Reject(entity.Code(13), "INTERNAL", "no")
+		case "rejection is not UTF-8":
+			return c.Reject(entity.NotFound, "X", "\xff")
+		case "nil event":
+			c.Emit(entity.To("counter", "b"), nil)
+		case "typed nil event":
+			c.Emit(entity.To("counter", "b"), (*num)(nil))
+		case "no destination":
+			c.Emit(entity.To("counter", ""), &num{Value: 1})
+		case "long destination":
+			c.Emit(entity.To("counter", long), &num{Value: 1})
+		case "event is not UTF-8":
+			c.Emit(entity.To("counter", "b"), &text{Value: "\xff"})
+		}
+		return nil
+	}})}})
+	e := ref("counter", "a")
+	w.must(e, "0", &num{Value: 1})
+	for _, what := range []string{
+		"panic", "error", "code", "rejection is not UTF-8", "nil event", "typed nil event",
+		"no destination", "long destination", "event is not UTF-8",
+	} {
+		for range 2 { // nothing is stored under the key
+			_, err := w.submit(submitted{ref: e, key: "k", command: &text{Value: what}})
+			wantReason(t, err, entity.HandlerPanic)
+		}
+	}
+	if value, version := w.read(e); value != 1 || version != 1 {
+		t.Errorf("value %d, version %d", value, version)
+	}
+	w.must(e, "k", &text{Value: "fine"})
+	w.must(e, "1", &num{Value: 1})
+	if value, _ := w.read(e); value != 667 {
+		t.Errorf("value %d", value)
+	}
+}
+
+// A panic costs its caller a prompt answer; what is in flight before it commits,
+// and what comes after it runs on state read anew.
+func TestPanicAmongOthers(t *testing.T) {
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("counter", hooks{command: func(*entity.Context, *num, string) error {
+		panic("no")
+	}})}})
+	e := ref("counter", "a")
+	w.leases[0].hold()
+	before := w.later(submitted{ref: e, key: "before", command: &num{Value: 1}})
+	w.held(0, 1)
+	_, err := w.submit(submitted{ref: e, key: "panic", command: &text{}})
+	wantReason(t, err, entity.HandlerPanic)
+	after := w.later(submitted{ref: e, key: "after", command: &num{Value: 1}})
+	w.must2(ref("counter", "b"), w.leases[0])
+	if r := <-before; r.err != nil {
+		t.Error(r.err)
+	}
+	if r := <-after; r.err != nil || unpack(t, r.answer.GetReply()) != 2 {
+		t.Errorf("%v, %v", r.answer, r.err)
+	}
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			_, err := w.submit(submitted{ref: e, key: fmt.Sprint("panic", i), command: &text{}})
+			wantReason(t, err, entity.HandlerPanic)
+		})
+		wg.Go(func() { w.must(e, fmt.Sprint("good", i), &num{Value: 1}) })
+		wg.Go(func() { w.must(ref("counter", fmt.Sprint("other", i)), "k", &num{Value: 1}) })
+	}
+	wg.Wait()
+	if value, _ := w.read(e); value != 22 {
+		t.Errorf("value %d", value)
+	}
+}
+
+// must2 submits to another entity of a held shard and lets everything go.
+func (w *world) must2(other entity.Ref, l *lease) {
+	w.t.Helper()
+	done := w.later(submitted{ref: other, key: "k", command: &num{Value: 1}})
+	w.held(0, 2)
+	l.release()
+	if r := <-done; r.err != nil {
+		w.t.Error(r.err)
+	}
+}
+
+func TestInvalid(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	unknownField := &anypb.Any{TypeUrl: "type.googleapis.com/google.protobuf.Int64Value", Value: []byte{0x98, 0x06, 0x01}}
+	tests := []struct {
+		name   string
+		change func(*writv1.SubmitRequest)
+		want   entity.Reason
+	}{
+		{"no key", func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, entity.Invalid},
+		{"long key", func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 256) }, entity.Invalid},
+		{"longest key", func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 255) }, ""},
+		{"unknown kind", func(r *writv1.SubmitRequest) { r.Entity.Kind = "x" }, entity.Invalid},
+		{"no id", func(r *writv1.SubmitRequest) { r.Entity.Id = "" }, entity.Invalid},
+		{"long id", func(r *writv1.SubmitRequest) { r.Entity.Id = strings.Repeat("i", 256) }, entity.Invalid},
+		{"no command", func(r *writv1.SubmitRequest) { r.Command = nil }, entity.Invalid},
+		{"unknown command", func(r *writv1.SubmitRequest) { r.Command = pack(t, wrapperspb.Double(1)) }, entity.Invalid},
+		{"other bytes", func(r *writv1.SubmitRequest) { r.Command.Value = []byte{0xff} }, entity.Invalid},
+		{"unknown field", func(r *writv1.SubmitRequest) { r.Command = unknownField }, entity.Invalid},
+		{"issued never", func(r *writv1.SubmitRequest) { r.IssuedAt = &timestamppb.Timestamp{Nanos: -1} }, entity.Invalid},
+		{"wrong version", func(r *writv1.SubmitRequest) { r.IfVersion = proto.Uint64(9) }, entity.VersionMismatch},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: 1}, change: tt.change})
+			wantReason(t, err, tt.want)
+		})
+	}
+	w.must(e, "k", &num{Value: 2}) // none of them has used up the key
+}
+
+func TestIfVersion(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	at := func(version uint64) func(*writv1.SubmitRequest) {
+		return func(r *writv1.SubmitRequest) { r.IfVersion = proto.Uint64(version) }
+	}
+	for i := range 3 {
+		s := submitted{ref: e, key: fmt.Sprint(i), command: &num{Value: 1}, change: at(uint64(i))}
+		for range 2 { // the replay does not look at the version
+			if _, err := w.submit(s); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	_, err := w.submit(submitted{ref: e, key: "x", command: &num{Value: 1}, change: at(2)})
+	wantReason(t, err, entity.VersionMismatch)
+}
+
+func TestTooLarge(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.Command, limits.State, limits.Event, limits.Rows = 1000, 100, 100, 3
+	big := strings.Repeat("x", 200)
+	kinds := []entity.Definer{kind("counter", hooks{command: func(c *entity.Context, _ *num, what string) error {
+		switch what {
+		case "event":
+			c.Emit(entity.To("counter", "b"), &text{Value: big})
+		case "rows":
+			for range 4 {
+				c.Emit(entity.To("counter", "b"), &num{Value: 1})
+			}
+		}
+		return nil
+	}}), bigKind()}
+	w := newWorld(t, worldConfig{kinds: kinds, change: func(c *actors.Config) { c.Limits = limits }})
+	for _, tt := range []struct{ kind, what, limit string }{
+		{"counter", strings.Repeat("x", 1001), "command"},
+		{"counter", "event", "event"},
+		{"counter", "rows", "rows"},
+		{"big", "state", "state"},
+	} {
+		e := ref(tt.kind, "a")
+		_, err := w.submit(submitted{ref: e, key: "k", command: &text{Value: tt.what}})
+		wantReason(t, err, entity.TooLarge)
+		var is *entity.Error
+		if errors.As(err, &is) && is.Details["limit"] != tt.limit {
+			t.Errorf("limit %q, want %q", is.Details["limit"], tt.limit)
+		}
+		if _, rec := w.stored(e); rec != nil {
+			t.Errorf("something was stored: %v", rec)
+		}
+	}
+}
+
+// bigKind has a text as state that grows with every command.
+func bigKind() *entity.Kind[*text] {
+	k := entity.NewKind[*text]("big")
+	entity.Handle(k, func(_ *entity.Context, s *text, _ *text) (*text, error) {
+		s.Value += strings.Repeat("x", 200)
+		return &text{}, nil
+	})
+	return k
+}
+
+func TestAtLeastOnce(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	for _, key := range []string{"", "k", "k"} {
+		answer := w.must(e, key, &flag{Value: true})
+		if answer.GetReplayed() {
+			t.Error("replayed")
+		}
+	}
+	if value, rec := w.stored(e); value != 3 || rec.GetVersion() != 3 || rec.GetDecided() != 0 {
+		t.Errorf("value %d, %v", value, rec)
+	}
+}
+
+func TestDeadlineWhileQueued(t *testing.T) {
+	begun, free := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("counter", hooks{command: func(*entity.Context, *num, string) error {
+		close(begun)
+		<-free
+		return nil
+	}})}})
+	e := ref("counter", "a")
+	slow := w.later(submitted{ref: e, key: "slow", command: &text{}})
+	<-begun
+	late := w.request(submitted{ref: e, key: "late", command: &num{Value: 1}})
+	late.Deadline = time.Now().Add(time.Millisecond).UnixNano()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.rt.Forward(t.Context(), late)
+		ended <- err
+	}()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := w.rt.Forward(gone, w.request(submitted{ref: e, key: "gone", command: &num{Value: 1}}))
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	<-time.After(time.Until(time.Unix(0, late.Deadline).Add(time.Millisecond)))
+	close(free)
+	if r := <-slow; r.err != nil {
+		t.Error(r.err)
+	}
+	wantReason(t, <-ended, entity.NotExecuted)
+	if value, version := w.read(e); value != 0 || version != 1 {
+		t.Errorf("value %d, version %d", value, version)
+	}
+}
+
+// Once begun, a command does not depend on its caller.
+func TestCallerLeaves(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	w.leases[0].hold()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.rt.Forward(ctx, w.request(submitted{ref: e, key: "k", command: &num{Value: 1}}))
+		ended <- err
+	}()
+	w.held(0, 1)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	w.leases[0].release()
+	if answer := w.must(e, "k", &num{Value: 1}); !answer.GetReplayed() {
+		t.Error("executed again")
+	}
+}
+
+func TestOverload(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.ShardCalls, limits.EntityCalls, limits.Proposals = 6, 3, 5
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) { c.Limits = limits }})
+	lease := w.leases[0]
+	lease.hold()
+	var calls []<-chan result
+	fill := func(id string, n, want int) {
+		for i := range n {
+			calls = append(calls, w.later(submitted{ref: ref("counter", id), key: fmt.Sprint(i), command: &num{Value: 1}}))
+			w.held(0, want-n+i+1)
+		}
+	}
+	refused := func(id, why string) {
+		t.Helper()
+		_, err := w.submit(submitted{ref: ref("counter", id), key: "x", command: &num{Value: 1}})
+		wantReason(t, err, entity.Overloaded)
+		var is *entity.Error
+		if errors.As(err, &is) && is.RetryAfter == 0 {
+			t.Errorf("%s: no hint when to retry", why)
+		}
+	}
+	fill("a", 3, 3)
+	refused("a", "entity")
+	fill("b", 2, 5)
+	refused("c", "lease")
+	go func() { _, _ = w.readWith(ref("counter", "c"), nil) }()
+	w.held(0, 6)
+	refused("d", "shard")
+	lease.release()
+	for _, call := range calls {
+		if r := <-call; r.err != nil {
+			t.Error(r.err)
+		}
+	}
+	w.must(ref("counter", "a"), "x", &num{Value: 1})
+}
+
+func TestExpired(t *testing.T) {
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) {
+		c.Window = func(string) time.Duration { return 20 * time.Millisecond }
+		c.Passivation = 80 * time.Millisecond // a quick tick
+	}})
+	e := ref("counter", "a")
+	issued := func(at time.Time) func(*writv1.SubmitRequest) {
+		return func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.New(at) }
+	}
+	begun := time.Now()
+	if _, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: 1}, change: issued(begun)}); err != nil {
+		t.Fatal(err)
+	}
+	w.metrics.until(t, func() bool { return w.stores[0].ExpiredThrough() != 0 })
+	_, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: 1}, change: issued(begun)})
+	wantReason(t, err, entity.Expired)
+	if _, err := w.submit(submitted{ref: e, key: "new", command: &num{Value: 1}, change: issued(time.Now().Add(time.Hour))}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,508 @@
+package actors_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"writ/actors"
+	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+	writv1 "writ/proto/writ/v1"
+)
+
+func TestNoLease(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	w.must(e, "1", &num{Value: 1})
+	w.leases[0].end(nil)
+	_, err := w.submit(submitted{ref: e, key: "2", command: &num{Value: 1}})
+	wantReason(t, err, entity.NotExecuted)
+	_, err = w.submit(submitted{ref: e, key: "1", command: &num{Value: 1}}) // not even a replay
+	wantReason(t, err, entity.NotExecuted)
+	_, err = w.readWith(e, nil)
+	wantReason(t, err, entity.NotExecuted)
+	_, err = w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Shard: 7, Tenant: "t", Call: w.request(submitted{ref: e, key: "3", command: &num{}}).Call})
+	wantReason(t, err, entity.NotExecuted)
+
+	w.lead(0)
+	if answer := w.must(e, "1", &num{Value: 1}); !answer.GetReplayed() {
+		t.Error("executed again in the next term")
+	}
+	w.must(e, "2", &num{Value: 1})
+	if value, _ := w.read(e); value != 2 {
+		t.Errorf("value %d", value)
+	}
+}
+
+// What is in flight when the lease ends gets its verdict; the next term begins
+// with what is stored, whatever was in memory.
+func TestLeaseEndsInFlight(t *testing.T) {
+	for _, verdict := range []*entity.Error{
+		entity.Errorf(entity.NotExecuted, "never logged"), entity.Errorf(entity.OutcomeUnknown, "leadership lost"),
+	} {
+		w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("counter")}})
+		e := ref("counter", "a")
+		w.must(e, "0", &num{Value: 1})
+		old := w.leases[0]
+		old.hold()
+		var calls []<-chan result
+		for i := range 10 {
+			calls = append(calls, w.later(submitted{ref: e, key: fmt.Sprint("k", i), command: &text{Value: "counter/b"}}))
+		}
+		w.held(0, 10)
+		old.end(verdict)
+		for _, call := range calls {
+			wantReason(t, (<-call).err, verdict.Reason)
+		}
+		w.lead(0)
+		for i := range 10 {
+			if answer := w.must(e, fmt.Sprint("k", i), &text{Value: "counter/b"}); answer.GetReplayed() || unpack(t, answer.GetReply()) != int64(i+2) {
+				t.Errorf("key %d: %v", i, answer)
+			}
+		}
+		w.drained(e, ref("counter", "b"), 10)
+	}
+}
+
+// A handler that outlives the lease decides nothing.
+func TestHandlerOutlivesLease(t *testing.T) {
+	begun, free := make(chan struct{}, 1), make(chan struct{})
+	var slowOnce atomic.Bool
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("counter", hooks{command: func(_ *entity.Context, s *num, _ string) error {
+		if !slowOnce.Swap(true) {
+			begun <- struct{}{}
+			<-free
+		}
+		s.Value++
+		return nil
+	}})}})
+	e := ref("counter", "a")
+	slow := w.later(submitted{ref: e, key: "k", command: &text{}})
+	<-begun
+	w.leases[0].end(nil)
+	w.lead(0)
+	if answer := w.must(e, "k", &text{}); answer.GetReplayed() || answer.GetVersion() != 1 {
+		t.Errorf("answer %v", answer)
+	}
+	close(free)
+	wantReason(t, (<-slow).err, entity.NotExecuted)
+	if value, version := w.read(e); value != 1 || version != 1 {
+		t.Errorf("value %d, version %d", value, version)
+	}
+}
+
+// A new lease starts the relays of all entities with rows, and of no others.
+func TestTakeover(t *testing.T) {
+	const sources = 300
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a"), kind("b", hooks{})}})
+	w.courier.set(func(*nodev1.DeliverRequest, deliverFunc) (*nodev1.DeliverResponse, error) {
+		return nil, errors.New("no way")
+	})
+	var wg sync.WaitGroup
+	for i := range sources {
+		wg.Go(func() { w.must(ref("a", fmt.Sprint(i)), "k", &text{Value: "b/1 b/2"}) })
+		wg.Go(func() { w.must(ref("a", fmt.Sprint("silent", i)), "k", &num{Value: 1}) })
+	}
+	wg.Wait()
+	w.leases[0].end(nil)
+	w.courier.set(nil)
+	before := w.metrics.get("activations")
+	w.lead(0)
+	w.metrics.until(t, func() bool {
+		_, one := w.stored(ref("b", "1"))
+		_, two := w.stored(ref("b", "2"))
+		return one.GetVersion() == sources && two.GetVersion() == sources
+	})
+	for i := range sources {
+		w.drained(ref("a", fmt.Sprint(i)), ref("b", "1"), 1)
+	}
+	if n := w.metrics.get("activations") - before; n > sources+2 {
+		t.Errorf("%d activations for %d sources", n, sources)
+	}
+}
+
+// Late results of an old term change nothing: they carry the old token.
+func TestLateAnswers(t *testing.T) {
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a"), kind("b", hooks{})}})
+	a, b := ref("a", "1"), ref("b", "1")
+	begun, free := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	first.Store(true)
+	w.courier.set(func(_ *nodev1.DeliverRequest, deliver deliverFunc) (*nodev1.DeliverResponse, error) {
+		if first.Swap(false) {
+			close(begun)
+			<-free
+			return &nodev1.DeliverResponse{Applied: 1}, nil
+		}
+		return deliver()
+	})
+	w.must(a, "1", &text{Value: "b/1"})
+	<-begun
+	w.leases[0].end(nil)
+	w.lead(0)
+	w.drained(a, b, 1)
+	close(free)
+	w.must(a, "2", &text{Value: "b/1"})
+	w.drained(a, b, 2)
+	if value, _ := w.read(b); value != 2 {
+		t.Errorf("value %d", value)
+	}
+}
+
+// An entity that is not used ends; calls at that very moment are not lost.
+func TestPassivation(t *testing.T) {
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) { c.Passivation = time.Millisecond }})
+	const entities, rounds = 20, 40
+	var wg sync.WaitGroup
+	for i := range entities {
+		wg.Go(func() {
+			e := ref("counter", fmt.Sprint(i))
+			for k := range rounds {
+				w.must(e, fmt.Sprint(k), &num{Value: 1})
+				if k%8 == i%8 { // wait for a sweep and meet it
+					n := w.metrics.get("passivations")
+					w.metrics.until(t, func() bool { return w.metrics.get("passivations") > n })
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range entities {
+		if value, version := w.read(ref("counter", fmt.Sprint(i))); value != rounds || version != rounds {
+			t.Errorf("entity %d: value %d, version %d", i, value, version)
+		}
+	}
+	if w.metrics.get("passivations") == 0 {
+		t.Error("nothing was passivated")
+	}
+}
+
+// Work in the mailbox is activity, and rows in the outbox are too.
+func TestBusyIsNotIdle(t *testing.T) {
+	free := make(chan struct{})
+	w := newWorld(t, worldConfig{
+		kinds: []entity.Definer{kind("counter", hooks{command: func(c *entity.Context, s *num, what string) error {
+			if what == "slow" {
+				<-free
+			} else {
+				c.Emit(entity.To("counter", "c"), &num{Value: 1})
+			}
+			return nil
+		}})},
+		change: func(c *actors.Config) { c.Passivation = time.Millisecond },
+	})
+	slow, idle, sends := ref("counter", "slow"), ref("counter", "idle"), ref("counter", "sends")
+	w.courier.set(func(*nodev1.DeliverRequest, deliverFunc) (*nodev1.DeliverResponse, error) {
+		return nil, errors.New("no way")
+	})
+	w.must(sends, "k", &text{})
+	calls := []<-chan result{w.later(submitted{ref: slow, key: "slow", command: &text{Value: "slow"}})}
+	for i := range 50 {
+		calls = append(calls, w.later(submitted{ref: slow, key: fmt.Sprint(i), command: &num{Value: 1}}))
+	}
+	for range 3 { // the others come and go
+		n := w.metrics.get("passivations")
+		w.must(idle, fmt.Sprint("k", n), &num{Value: 1})
+		w.metrics.until(t, func() bool { return w.metrics.get("passivations") > n })
+	}
+	close(free)
+	for _, call := range calls {
+		if r := <-call; r.err != nil {
+			t.Error(r.err)
+		}
+	}
+	w.courier.set(nil)
+	w.drained(sends, ref("counter", "c"), 1)
+}
+
+func TestDropAndClose(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	w.must(e, "0", &num{Value: 1})
+	w.leases[0].hold()
+	inFlight := w.later(submitted{ref: e, key: "1", command: &num{Value: 1}})
+	w.held(0, 1)
+	w.rt.Drop(0)
+	wantReason(t, (<-inFlight).err, entity.OutcomeUnknown)
+	_, err := w.submit(submitted{ref: e, key: "1", command: &num{Value: 1}})
+	wantReason(t, err, entity.NotExecuted)
+	w.leases[0].release()
+	if err := w.rt.Open(0, w.stores[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.rt.Open(0, w.stores[0]); err == nil {
+		t.Error("opened twice")
+	}
+	w.leases[0].end(nil)
+	w.lead(0)
+	w.must(e, "1", &num{Value: 1})
+	if value, _ := w.read(e); value != 2 {
+		t.Errorf("value %d", value)
+	}
+	for range 2 {
+		if err := w.rt.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+	_, err = w.submit(submitted{ref: e, key: "1", command: &num{Value: 1}})
+	wantReason(t, err, entity.NotExecuted)
+	wantReason(t, w.rt.Open(0, w.stores[0]), entity.NotExecuted)
+}
+
+// Load, terms that change, panics and passivation at once: every key takes effect
+// once and every event is applied once.
+func TestStorm(t *testing.T) {
+	w := newWorld(t, worldConfig{
+		shards: 3,
+		kinds: []entity.Definer{
+			kind("a", hooks{command: func(c *entity.Context, s *num, _ string) error {
+				s.Value++
+				if c.Time().UnixNano()%7 == 0 {
+					panic("now and then")
+				}
+				c.Emit(entity.To("b", fmt.Sprint(s.GetValue()%3)), &num{Value: 1})
+				return nil
+			}}),
+			kind("b", hooks{event: func(c *entity.Context, s *num, n int64) error {
+				if c.Time().UnixNano()%11 == 0 {
+					panic("now and then")
+				}
+				s.Value += n
+				return nil
+			}}),
+		},
+		change: func(c *actors.Config) { c.Passivation, c.MaxAttempts = time.Millisecond, 1000 },
+	})
+	const entities, keys = 10, 30
+	stop := make(chan struct{})
+	var terms sync.WaitGroup
+	terms.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			verdict := []entity.Reason{entity.NotExecuted, entity.OutcomeUnknown}[i%2]
+			w.leases[i%3].end(entity.Errorf(verdict, "the term is over"))
+			w.lead(i % 3)
+		}
+	})
+	var load sync.WaitGroup
+	for i := range entities {
+		for k := range keys {
+			load.Go(func() {
+				s := submitted{ref: ref("a", fmt.Sprint(i)), key: fmt.Sprint(k), command: &text{Value: "x"}}
+				for {
+					_, err := w.submit(s)
+					switch entity.ReasonOf(err) {
+					case entity.NotExecuted, entity.OutcomeUnknown, entity.HandlerPanic:
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					return
+				}
+			})
+		}
+	}
+	load.Wait()
+	close(stop)
+	terms.Wait()
+	total := func() (sum int64) {
+		for i := range 3 {
+			value, _ := w.stored(ref("b", fmt.Sprint(i)))
+			sum += value
+		}
+		return sum
+	}
+	w.metrics.until(t, func() bool { return total() >= entities*keys })
+	for i := range entities {
+		a := ref("a", fmt.Sprint(i))
+		if value, version := w.read(a); value != keys || version != keys {
+			t.Errorf("entity %d: value %d, version %d", i, value, version)
+		}
+		for j := range 3 {
+			b := ref("b", fmt.Sprint(j))
+			w.metrics.until(t, func() bool { l := w.lane(a, b); return l.GetConfirmed() == l.GetNumbered() })
+		}
+	}
+	if n := total(); n != entities*keys {
+		t.Errorf("%d events applied, want %d", n, entities*keys)
+	}
+}
+
+func TestRead(t *testing.T) {
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) {
+		c.Freshness = func(uint32) (uint64, time.Duration) { return 42, time.Second }
+	}})
+	e := ref("counter", "a")
+	if value, version := w.read(e); value != 0 || version != 0 {
+		t.Errorf("value %d, version %d of an entity that was never written", value, version)
+	}
+	w.must(e, "1", &num{Value: 3})
+	double := func(ask bool) func(*writv1.ReadRequest) {
+		return func(r *writv1.ReadRequest) { r.Query = pack(t, &flag{Value: ask}) }
+	}
+	answer, err := w.readWith(e, double(true))
+	if err != nil || unpack(t, answer.GetState()) != 6 || answer.GetVersion() != 1 {
+		t.Errorf("query: %v, %v", answer, err)
+	}
+	_, err = w.readWith(e, double(false))
+	wantReason(t, err, entity.Invalid)
+	_, err = w.readWith(e, func(r *writv1.ReadRequest) { r.Query = pack(t, &text{}) })
+	wantReason(t, err, entity.Invalid)
+
+	// Speculative state is not read, and nothing is read before the barrier.
+	w.leases[0].hold()
+	write := w.later(submitted{ref: e, key: "2", command: &num{Value: 4}})
+	w.held(0, 1)
+	stale, err := w.readWith(e, func(r *writv1.ReadRequest) { r.Consistency = writv1.Consistency_STALE })
+	if err != nil || unpack(t, stale.GetState()) != 3 || stale.GetLogIndex() != 42 || stale.GetAge().AsDuration() != time.Second {
+		t.Errorf("stale: %v, %v", stale, err)
+	}
+	read := make(chan int64, 1)
+	go func() {
+		value, _ := w.read(e)
+		read <- value
+	}()
+	w.held(0, 2)
+	select {
+	case value := <-read:
+		t.Errorf("read %d before the barrier", value)
+	default:
+	}
+	w.leases[0].release()
+	if value := <-read; value != 7 {
+		t.Errorf("read %d", value)
+	}
+	if r := <-write; r.err != nil {
+		t.Error(r.err)
+	}
+	if value, _ := w.read(e); value != 7 { // the query's doubling was on a copy
+		t.Errorf("read %d", value)
+	}
+}
+
+func TestReadMinVersion(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	w.must(e, "1", &num{Value: 1})
+	atLeast := func(version uint64) func(*writv1.ReadRequest) {
+		return func(r *writv1.ReadRequest) { r.MinVersion = version }
+	}
+	if _, err := w.readWith(e, atLeast(1)); err != nil {
+		t.Error(err)
+	}
+	waits := make(chan uint64, 1)
+	go func() {
+		answer, err := w.readWith(e, atLeast(3))
+		if err != nil {
+			t.Error(err)
+		}
+		waits <- answer.GetVersion()
+	}()
+	w.must(e, "2", &num{Value: 1})
+	w.must(e, "3", &num{Value: 1})
+	if version := <-waits; version < 3 {
+		t.Errorf("version %d", version)
+	}
+	req := &nodev1.ForwardRequest{Tenant: "t", Deadline: time.Now().Add(20 * time.Millisecond).UnixNano(), Call: &nodev1.ForwardRequest_Read{
+		Read: &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: e.Kind, Id: e.ID}, MinVersion: 9},
+	}}
+	_, err := w.rt.Forward(t.Context(), req)
+	wantReason(t, err, entity.NotExecuted)
+	_, err = w.readWith(e, func(r *writv1.ReadRequest) { r.MinVersion, r.Consistency = 9, writv1.Consistency_STALE })
+	wantReason(t, err, entity.NotExecuted)
+}
+
+func TestOutcomeAndCancel(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	ask := func(key string, cancel bool) (*writv1.OutcomeResponse, error) {
+		o := &writv1.OutcomeRequest{
+			Entity: &writv1.EntityRef{Kind: e.Kind, Id: e.ID}, IdempotencyKey: key, CommandType: "google.protobuf.Int64Value",
+		}
+		req := &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Outcome{Outcome: o}}
+		if cancel {
+			req.Call = &nodev1.ForwardRequest_Cancel{Cancel: o}
+		}
+		answer, err := w.rt.Forward(t.Context(), req)
+		return answer.GetOutcome(), err
+	}
+	want := func(key string, cancel bool, state writv1.OutcomeResponse_State) *writv1.SubmitResponse {
+		t.Helper()
+		answer, err := ask(key, cancel)
+		if err != nil || answer.GetState() != state {
+			t.Errorf("outcome of %q: %v, %v, want %v", key, answer, err, state)
+		}
+		return answer.GetOutcome()
+	}
+	want("done", false, writv1.OutcomeResponse_NEVER_SEEN)
+	w.must(e, "done", &num{Value: 5})
+	if answer := want("done", false, writv1.OutcomeResponse_EXECUTED); unpack(t, answer.GetReply()) != 5 || answer.GetVersion() != 1 {
+		t.Errorf("outcome %v", answer)
+	}
+	want("done", true, writv1.OutcomeResponse_EXECUTED)
+	if _, err := w.submit(submitted{ref: e, key: "refused", command: &num{Value: -9}}); err != nil {
+		t.Fatal(err)
+	}
+	if answer := want("refused", true, writv1.OutcomeResponse_REJECTED); answer.GetRejection() == nil {
+		t.Errorf("outcome %v", answer)
+	}
+	for range 2 {
+		want("never", true, writv1.OutcomeResponse_CANCELLED)
+	}
+	want("never", false, writv1.OutcomeResponse_CANCELLED)
+	_, err := w.submit(submitted{ref: e, key: "never", command: &num{Value: 1}})
+	wantReason(t, err, entity.Cancelled)
+
+	lease := w.leases[0]
+	lease.hold()
+	running := w.later(submitted{ref: e, key: "running", command: &num{Value: 1}})
+	w.held(0, 1)
+	want("running", false, writv1.OutcomeResponse_IN_FLIGHT)
+	late := make(chan writv1.OutcomeResponse_State, 1)
+	go func() {
+		answer, err := ask("running", true)
+		if err != nil {
+			t.Error(err)
+		}
+		late <- answer.GetState()
+	}()
+	cancelled := make(chan error, 1)
+	go func() {
+		_, err := ask("gone", true)
+		cancelled <- err
+	}()
+	w.held(0, 2)
+	behind := w.later(submitted{ref: e, key: "gone", command: &num{Value: 1}})
+	lease.release()
+	if r := <-running; r.err != nil {
+		t.Error(r.err)
+	}
+	if state := <-late; state != writv1.OutcomeResponse_EXECUTED {
+		t.Errorf("cancel of a running command: %v", state)
+	}
+	if err := <-cancelled; err != nil {
+		t.Error(err)
+	}
+	wantReason(t, (<-behind).err, entity.Cancelled)
+	if value, _ := w.read(e); value != 6 {
+		t.Errorf("value %d", value)
+	}
+	lease.fail(func(*recordv1.Record) (error, bool) { return entity.Errorf(entity.OutcomeUnknown, "?"), false })
+	_, err = ask("unsure", true)
+	wantReason(t, err, entity.OutcomeUnknown)
+	lease.fail(nil)
+	if _, err := ask("", false); entity.ReasonOf(err) != entity.Invalid {
+		t.Error(err)
+	}
+}
