@@ -104,10 +104,10 @@ func TestNextMemberStep(t *testing.T) {
 		"the leader last":                    {voters: "abc", nodes: nodes(entry("a", removed), entry("b", active), entry("c", removed)), want: memberStep{memberRemove, m("c")}},
 	} {
 		v := memberView{self: "a", nodes: x.nodes, voters: x.extra}
-		for _, n := range strings.SplitSeq(x.voters, "") {
+		for n := range strings.SplitSeq(x.voters, "") {
 			v.voters = append(v.voters, m(n))
 		}
-		for _, n := range strings.SplitSeq(x.learners, "") {
+		for n := range strings.SplitSeq(x.learners, "") {
 			if n != "" {
 				v.learners = append(v.learners, m(n))
 			}
