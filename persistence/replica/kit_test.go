@@ -234,12 +234,24 @@ func commitOf(id string, version uint64, value string) *recordv1.Record {
 
 func refOf(id string) entity.Ref { return entity.Ref{Tenant: "t", Kind: "k", ID: id} }
 
-// write commits an entity's state, following the leadership.
+// write commits an entity's state, following the leadership. A write whose fate is
+// unknown is done if it is found afterwards.
 func (c *cluster) write(shard uint32, id string, version uint64, value string) {
 	c.t.Helper()
 	eventually(c.t, "a write of "+id, func() bool {
-		_, l := c.lease(shard, 0)
-		return propose(l, commitOf(id, version, value)) == nil
+		node, l := c.lease(shard, 0)
+		if propose(l, commitOf(id, version, value)) == nil {
+			return true
+		}
+		if barrier(l) != nil {
+			return false
+		}
+		h := c.host(node)
+		if h == nil {
+			return false
+		}
+		rec, err := h.Replica(shard).Store().Entity(refOf(id))
+		return err == nil && rec.GetVersion() == version+1 && string(rec.GetState().GetData()) == value
 	})
 }
 
