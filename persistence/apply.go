@@ -185,11 +185,11 @@ func (s *Store) putKey(c *commit) {
 func (s *Store) put(b bucket, key string, value []byte, old found) uint64 {
 	hash := pairHash(s.apply.digest, b, key, value)
 	s.meta.Hashes[b-1] += hash - s.oldHash(b, key, old)
-	s.active.set(b, key, item{
-		value: value,
-		hash:  hash,
-		fresh: old.place == absent || (old.place == inActive && old.fresh),
-	})
+	if old.place == inActive {
+		s.active.change(b, key, old.item, value, hash)
+	} else {
+		s.active.set(b, key, &item{value: value, hash: hash, fresh: old.place == absent})
+	}
 	return hash
 }
 
@@ -199,19 +199,22 @@ func (s *Store) delete(b bucket, key string, old found) {
 		return
 	}
 	s.meta.Hashes[b-1] -= s.oldHash(b, key, old)
-	if old.place == inActive && old.fresh {
+	switch {
+	case old.place != inActive:
+		s.active.set(b, key, &item{})
+	case old.item.fresh:
 		s.active.forget(b, key)
-		return
+	default:
+		s.active.change(b, key, old.item, nil, 0)
 	}
-	s.active.set(b, key, item{})
 }
 
 func (s *Store) oldHash(b bucket, key string, old found) uint64 {
-	if !old.exists() {
+	switch {
+	case !old.exists():
 		return 0
-	}
-	if old.hash != 0 {
-		return old.hash
+	case old.item != nil:
+		return old.item.hash
 	}
 	return pairHash(s.apply.digest, b, key, old.value)
 }

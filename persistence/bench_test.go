@@ -11,7 +11,7 @@ import (
 // entries of one and of a hundred records, over entities that are in memory and
 // entities that are in the file only.
 func BenchmarkApply(b *testing.B) {
-	for _, size := range []int{1, 100} {
+	for _, size := range []int{1, 64} {
 		for _, cold := range []bool{false, true} {
 			b.Run(fmt.Sprintf("records=%d/cold=%t", size, cold), func(b *testing.B) { benchmarkApply(b, size, cold) })
 		}
@@ -41,18 +41,24 @@ func benchmarkApply(b *testing.B, size int, cold bool) {
 		apply(next(100))
 	}
 	flush(b, s.Store)
+	const batch = 500
 	b.ReportAllocs()
-	var entry []byte
 	records := 0
+	var entries [][]byte
 	for b.Loop() {
-		b.StopTimer()
-		entry = next(size)
-		if cold && records%entities == 0 || records%50_000 == 0 {
-			flush(b, s.Store)
+		if len(entries) == 0 {
+			b.StopTimer()
+			for range batch {
+				entries = append(entries, next(size))
+			}
+			if cold || records%50_000 < batch*size {
+				flush(b, s.Store)
+			}
+			b.StartTimer()
 		}
+		apply(entries[0])
+		entries = entries[1:]
 		records += size
-		b.StartTimer()
-		apply(entry)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(records), "ns/record")
 }

@@ -25,7 +25,7 @@ type cursor struct {
 
 // levelCursor is a place in a level's tree; ok is false behind its end.
 type levelCursor struct {
-	iter btree.MapIter[string, item]
+	iter btree.MapIter[string, *item]
 	used bool
 	ok   bool
 }

@@ -3,7 +3,10 @@ package persistence
 import (
 	"context"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
+	"testing"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -21,8 +24,14 @@ var errAbandoned = fmt.Errorf("%w: abandoned", ErrFailed)
 // LimitFile lets every commit fail that needs the file to grow.
 func (s *Store) LimitFile() { s.db.MaxSize = 1 }
 
-// Dump is the whole content in words: equal for stores that hold the same.
-func (s *Store) Dump() string {
+// Dump is everything that two stores must agree on which have applied the same
+// log: content, index and configuration.
+func (s *Store) Dump() string { return s.dump(true) }
+
+// DumpContent leaves out what belongs to Raft.
+func (s *Store) DumpContent() string { return s.dump(false) }
+
+func (s *Store) dump(raft bool) string {
 	var b strings.Builder
 	c, err := s.scan(context.Background())
 	if err != nil {
@@ -50,7 +59,37 @@ func (s *Store) Dump() string {
 	}
 	m := proto.CloneOf(c.meta)
 	m.ReplicaGeneration = 0
+	if !raft {
+		m.Index, m.Term, m.Configuration, m.ConfigurationIndex = 0, 0, nil, 0
+	}
 	text, _ := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	fmt.Fprintf(&b, "meta %x\n", text)
 	return b.String()
+}
+
+// FilePairs counts the pairs in buckets of the file, levels aside.
+func (s *Store) FilePairs(tb testing.TB, names ...string) (n int) {
+	tb.Helper()
+	f, err := os.Open(s.cfg.Path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p, err := openPages(f, info.Size())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := p.walk("meta", func(path []string, _, _ []byte) error {
+		if slices.Contains(names, path[0]) {
+			n++
+		}
+		return nil
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	return n
 }

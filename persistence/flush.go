@@ -148,7 +148,7 @@ func (b *batch) writeBucket(tx *bolt.Tx, bucket bucket) (err error) {
 	if bucket == outboxBucket {
 		to.FillPercent = ascendingFill
 	}
-	b.level.trees[bucket].Scan(func(key string, it item) bool {
+	b.level.trees[bucket].Scan(func(key string, it *item) bool {
 		if it.value == nil {
 			err = to.Delete([]byte(key))
 		} else {
@@ -164,7 +164,7 @@ func (b *batch) writeBucket(tx *bolt.Tx, bucket bucket) (err error) {
 func (b *batch) writeKeys(tx *bolt.Tx) (err error) {
 	var to *bolt.Bucket
 	current := ""
-	b.level.trees[idemBucket].Scan(func(key string, it item) bool {
+	b.level.trees[idemBucket].Scan(func(key string, it *item) bool {
 		generation, rest := key[:numberSize], key[numberSize:]
 		if number(generation) <= b.head.ExpiredGeneration {
 			return true // forgotten before it was written

@@ -1,6 +1,7 @@
 package persistence_test
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -63,7 +64,7 @@ func open(tb testing.TB, cfg persistence.Config) *persistence.Store {
 func tend(tb testing.TB, s *persistence.Store) {
 	tb.Helper()
 	tb.Cleanup(func() {
-		if a, err := s.Audit(tb.Context()); err == nil { // not closed yet
+		if a, err := s.Audit(context.WithoutCancel(tb.Context())); err == nil { // not closed yet
 			for _, f := range a.Findings {
 				tb.Errorf("audit: %s", f)
 			}

@@ -5,10 +5,11 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// item is a value in memory.
+// item is a value in memory. Once a level is shared with a reader or the flusher,
+// its items do not change.
 type item struct {
 	value []byte // nil: the key is deleted
-	hash  uint64 // of the pair; 0 if not computed
+	hash  uint64 // of the pair; 0 if deleted
 	// fresh: the levels below do not hold the key, so that deleting it leaves
 	// nothing to write. Most rows are confirmed before they reach the file.
 	fresh bool
@@ -17,9 +18,10 @@ type item struct {
 // level is what was applied since some point: the active level takes changes,
 // the frozen one, below it, is being written to the file.
 type level struct {
-	trees   [bucketCount + 1]*btree.Map[string, item] // by number of the bucket
+	trees   [bucketCount + 1]*btree.Map[string, *item] // by number of the bucket
 	bytes   int64
 	records int
+	shared  bool // a snapshot uses the same items
 }
 
 // itemOverhead is about what an item costs in memory beside key and value.
@@ -28,12 +30,13 @@ const itemOverhead = 96
 func newLevel() *level {
 	l := &level{}
 	for _, b := range buckets {
-		l.trees[b] = btree.NewMap[string, item](0)
+		l.trees[b] = btree.NewMap[string, *item](0)
 	}
 	return l
 }
 
-func (l *level) set(b bucket, key string, it item) {
+// set puts an item under a key.
+func (l *level) set(b bucket, key string, it *item) {
 	old, replaced := l.trees[b].Set(key, it)
 	l.bytes += int64(len(it.value))
 	if replaced {
@@ -41,6 +44,17 @@ func (l *level) set(b bucket, key string, it item) {
 	} else {
 		l.bytes += int64(len(key)) + itemOverhead
 	}
+}
+
+// change gives an item of this level, found before, a new value. Where nobody
+// shares the item this saves the search.
+func (l *level) change(b bucket, key string, it *item, value []byte, hash uint64) {
+	if l.shared {
+		l.set(b, key, &item{value: value, hash: hash, fresh: it.fresh})
+		return
+	}
+	l.bytes += int64(len(value) - len(it.value))
+	it.value, it.hash = value, hash
 }
 
 // forget removes a fresh key without a trace.
@@ -53,6 +67,7 @@ func (l *level) forget(b bucket, key string) {
 // snapshot is a copy on write. The caller must keep writers out.
 func (l *level) snapshot() *level {
 	c := &level{}
+	l.shared = true
 	for _, b := range buckets {
 		c.trees[b] = l.trees[b].Copy()
 	}
@@ -71,8 +86,9 @@ const (
 
 // found is the result of a lookup.
 type found struct {
-	item
+	value []byte // nil: nowhere, or deleted
 	place place
+	item  *item // in a level
 }
 
 func (f found) exists() bool { return f.value != nil }
@@ -121,15 +137,15 @@ func (v *view) bucket(b bucket) *bolt.Bucket {
 // get looks a key up, newest level first.
 func (v *view) get(b bucket, key string) found {
 	if it, ok := v.active.trees[b].Get(key); ok {
-		return found{it, inActive}
+		return found{it.value, inActive, it}
 	}
 	if v.frozen != nil {
 		if it, ok := v.frozen.trees[b].Get(key); ok {
-			return found{it, inFrozen}
+			return found{it.value, inFrozen, it}
 		}
 	}
 	if value := v.fromFile(b, key); value != nil {
-		return found{item{value: value}, inFile}
+		return found{value, inFile, nil}
 	}
 	return found{}
 }
