@@ -248,6 +248,30 @@ func TestDeadNodeIsReplacedAfterGraceOnly(t *testing.T) {
 	})
 }
 
+func TestNewMetaLeaderGivesTheFullGraceTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...))
+		w.settle("four")
+		lead := func(name string) { w.meta.leader = w.nodes[name].server(MetaGeneration) }
+		lead("n1")
+		before := w.state.GetReplicaGeneration()
+		w.nodes["n4"].stop()
+		w.rounds(20)
+		lead("n2")
+		w.rounds(1)
+		lead("n1")
+		w.rounds(20)
+		if w.state.GetReplicaGeneration() != before {
+			t.Error("n1 goes by what it saw in an earlier leadership")
+		}
+		w.rounds(60)
+		if placed(w.state, "n4") {
+			t.Error("n4 is never replaced")
+		}
+	})
+}
+
 func TestPausedNodeKeepsItsReplicas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := threeServing(t)
