@@ -91,6 +91,8 @@ func create(ctx context.Context, c Config) (*Gossip, error) {
 	if g.address, err = advertised(ctx, c, t.GetAutoBindPort()); err == nil {
 		self := c.Self
 		self.Gossip = g.address.String()
+		host := g.address.Addr().String()
+		self.GRPC, self.HTTP, self.Raft = atHost(self.GRPC, host), atHost(self.HTTP, host), atHost(self.Raft, host)
 		g.table = newTable(self)
 		g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: 3, NumNodes: g.size}
 		err = g.describe(self)

@@ -96,6 +96,9 @@ func TestMembersFindEachOther(t *testing.T) {
 	if !ok || m != want {
 		t.Errorf("got %+v, want %+v", m, want)
 	}
+	if own, ok := c.Lookup("c"); !ok || own != want {
+		t.Errorf("c sees itself as %+v", own)
+	}
 	if _, ok := a.Lookup("d"); ok {
 		t.Error("found a member that is not there")
 	}
@@ -114,6 +117,7 @@ func TestKeyAndClusterNameSeparate(t *testing.T) {
 	friend.Key = a.Key
 	gd := start(t, friend)
 	await(t, gd, "two members", sees(gd, "a", "d"))
+	await(t, ga, "two members", sees(ga, "a", "d"))
 	settled(t, gb)
 	settled(t, gc)
 	if !sees(ga, "a", "d")() || !sees(gb, "b")() || !sees(gc, "c")() {

@@ -29,16 +29,17 @@ const entryFormat = 1
 
 // encodeEntry packs a member's metadata. The error says how much too large it is.
 func encodeEntry(m Member, instance string, started int64) ([]byte, error) {
-	grpc, err := packAddress(m.GRPC, "")
+	gossip, _, _ := splitPort(m.Gossip)
+	grpc, err := packAddress(m.GRPC, gossip, "")
 	if err != nil {
 		return nil, fmt.Errorf("gRPC address: %w", err)
 	}
 	host, _, _ := splitPort(m.GRPC)
-	http, err := packAddress(m.HTTP, host)
+	http, err := packAddress(m.HTTP, gossip, host)
 	if err != nil {
 		return nil, fmt.Errorf("HTTP address: %w", err)
 	}
-	raft, err := packAddress(m.Raft, host)
+	raft, err := packAddress(m.Raft, gossip, host)
 	if err != nil {
 		return nil, fmt.Errorf("raft address: %w", err)
 	}
@@ -55,7 +56,7 @@ func encodeEntry(m Member, instance string, started int64) ([]byte, error) {
 	return b, nil
 }
 
-func packAddress(address, shared string) (string, error) {
+func packAddress(address, gossip, shared string) (string, error) {
 	if address == "" {
 		return "", nil
 	}
@@ -63,7 +64,7 @@ func packAddress(address, shared string) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case unspecified(host):
+	case unspecified(host), host == gossip:
 		return fmt.Sprintf(":%d", port), nil
 	case host == shared:
 		return fmt.Sprintf("=%d", port), nil
@@ -90,6 +91,15 @@ func decodeEntry(n *memberlist.Node) (Member, entry, error) {
 	m.HTTP = unpackAddress(e.HTTP, gossipHost, grpcHost)
 	m.Raft = unpackAddress(e.Raft, gossipHost, grpcHost)
 	return m, e, nil
+}
+
+// atHost gives an address without a host the host that gossip uses.
+func atHost(address, gossip string) string {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || !unspecified(host) {
+		return address
+	}
+	return net.JoinHostPort(gossip, port)
 }
 
 func unpackAddress(packed, gossipHost, grpcHost string) string {
