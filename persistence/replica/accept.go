@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"time"
 )
@@ -20,7 +21,7 @@ func (h *Host) accept() {
 		case errors.Is(err, net.ErrClosed) || h.ctx.Err() != nil:
 			return
 		default:
-			h.logger.Warn("accept", "error", err)
+			h.logger.Warn("accept", slog.Any("error", err))
 			pause(h.ctx, acceptPause)
 			continue
 		}
@@ -49,7 +50,7 @@ func (h *Host) handshake(conn net.Conn) {
 		_ = conn.Close()
 	}
 	if err != nil && h.ctx.Err() == nil {
-		h.logger.Debug("connection refused", "remote", conn.RemoteAddr().String(), "from", got.from, "error", err)
+		h.logger.Debug("connection refused", slog.String("remote", conn.RemoteAddr().String()), slog.String("from", got.from), slog.Any("error", err))
 	}
 }
 

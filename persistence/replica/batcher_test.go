@@ -47,6 +47,7 @@ type bench struct {
 }
 
 func newBench(t *testing.T) *bench {
+	t.Helper()
 	b := &bench{proposed: make(chan *future, 16)}
 	b.lease = newLease(3, 2, 7, 1000, func(encoded []byte) raft.ApplyFuture {
 		f := &future{entry: &recordv1.Entry{}, done: make(chan struct{})}

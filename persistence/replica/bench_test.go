@@ -73,6 +73,7 @@ func BenchmarkSubmitters(b *testing.B) {
 
 // submit commits b.N records from many clients, each of which waits for its answer.
 func submit(b *testing.B, c *cluster, shards uint32, clients int) {
+	b.Helper()
 	leases := make([]*Lease, shards)
 	for shard := range shards {
 		_, leases[shard] = c.lease(shard, 0)
@@ -130,6 +131,7 @@ const benchValue = "a value of some two hundred bytes ..........................
 func benchTiming(c *Config) { c.Timing = DefaultTiming() }
 
 func reportQuantiles(b *testing.B, took []time.Duration) {
+	b.Helper()
 	if len(took) == 0 {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,29 +23,19 @@ func TestDamageQuarantinesTheReplica(t *testing.T) {
 	for _, damage := range []struct {
 		name string
 		// do is called between two lives of node a, which holds shards 0 and 1.
-		do func(t *testing.T, dir, path, other string)
+		do func(dir, path, other string) error
 		// both shards are hit
 		all bool
 	}{
-		{"zero length", func(t *testing.T, _, path, _ string) { truncate(t, path, 0) }, false},
-		{"truncated", func(t *testing.T, _, path, _ string) { truncate(t, path, sizeOf(t, path)/2) }, false},
-		{"zeroed", func(t *testing.T, _, path, _ string) { overwrite(t, []string{path}) }, false},
-		{"foreign", func(t *testing.T, _, path, _ string) {
-			if err := os.WriteFile(path, []byte("not a shard file at all"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}, false},
-		{"missing", func(t *testing.T, _, path, _ string) { remove(t, []string{path}) }, false},
-		{"another shard's", func(t *testing.T, _, path, other string) { copyFile(t, other, path) }, false},
-		{"an older copy", func(t *testing.T, _, path, _ string) { copyFile(t, path+".old", path) }, false},
-		{"log missing", func(t *testing.T, dir, _, _ string) {
-			if err := os.RemoveAll(filepath.Join(dir, logDir)); err != nil {
-				t.Fatal(err)
-			}
-		}, true},
-		{"log damaged", func(t *testing.T, dir, _, _ string) {
-			overwrite(t, match(t, filepath.Join(dir, logDir), "MANIFEST-*"))
-		}, true},
+		{"zero length", func(_, path, _ string) error { return os.Truncate(path, 0) }, false},
+		{"truncated", func(_, path, _ string) error { return halve(path) }, false},
+		{"zeroed", func(_, path, _ string) error { return zero(path) }, false},
+		{"foreign", func(_, path, _ string) error { return os.WriteFile(path, []byte("not a shard file"), 0o600) }, false},
+		{"missing", func(_, path, _ string) error { return os.Remove(path) }, false},
+		{"another shard's", func(_, path, other string) error { return copyFile(other, path) }, false},
+		{"an older copy", func(_, path, _ string) error { return copyFile(path+".old", path) }, false},
+		{"log missing", func(dir, _, _ string) error { return os.RemoveAll(filepath.Join(dir, logDir)) }, true},
+		{"log damaged", func(dir, _, _ string) error { return forEach(filepath.Join(dir, logDir, "MANIFEST-*"), zero) }, true},
 	} {
 		t.Run(damage.name, func(t *testing.T) {
 			c := newCluster(t, 3, fewTrailingLogs)
@@ -53,7 +44,9 @@ func TestDamageQuarantinesTheReplica(t *testing.T) {
 			c.wantEverywhere(0, "e", "x")
 			r := c.host("a").Replica(0)
 			flush(t, r)
-			copyFile(t, r.path(), r.path()+".old")
+			if err := copyFile(r.path(), r.path()+".old"); err != nil {
+				t.Fatal(err)
+			}
 			for shard := range uint32(2) {
 				for i := range 20 {
 					c.write(shard, fmt.Sprintf("e%d", i), 0, "x")
@@ -65,7 +58,9 @@ func TestDamageQuarantinesTheReplica(t *testing.T) {
 			if err := c.stop("a"); err != nil {
 				t.Fatal(err)
 			}
-			damage.do(t, c.dirs["a"], r.path(), other)
+			if err := damage.do(c.dirs["a"], r.path(), other); err != nil {
+				t.Fatal(err)
+			}
 
 			c.start("a")
 			s := c.open("a", shardConfig(0, 1, c.servers(1))).Status()
@@ -95,7 +90,9 @@ func TestQuarantinedReplicaIsReplacedByANewGeneration(t *testing.T) {
 	if err := c.stop("a"); err != nil {
 		t.Fatal(err)
 	}
-	truncate(t, path, 0)
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
 	c.start("a")
 	c.open("a", shardConfig(0, 1, c.servers(1)))
 	if err := c.host("a").Drop(0); err != nil {
@@ -146,9 +143,7 @@ type breakable struct {
 
 func (b *breakable) fs() vfs.FS {
 	return errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		switch op.Kind {
-		case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpFileWrite:
-		default:
+		if !slices.Contains([]errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpFileWrite}, op.Kind) {
 			return nil
 		}
 		if b.broken.Load() {
@@ -161,8 +156,29 @@ func (b *breakable) fs() vfs.FS {
 	}))
 }
 
+// TestOverflowFailsTheReplica: what is applied must reach the file at some time.
+func TestOverflowFailsTheReplica(t *testing.T) {
+	c := newCluster(t, 1, func(config *Config) {
+		config.UnflushedMax = 1 << 20
+		config.Store.FlushInterval = time.Hour
+	})
+	c.startAll(1)
+	_, l := c.lease(0, 0)
+	var err error
+	for i := 0; err == nil && i < 100; i++ {
+		err = propose(l, commitOf(fmt.Sprintf("e%d", i), 0, string(make([]byte, 100<<10))))
+	}
+	if entity.ReasonOf(err) != entity.OutcomeUnknown {
+		t.Errorf("the record that overflowed: %v, want %s", err, entity.OutcomeUnknown)
+	}
+	if s := c.host("a").Replica(0).Status(); s.State != Failed {
+		t.Errorf("the replica stands as %s", s.State)
+	}
+}
+
 // startBreakable starts three nodes, each with a disk of its own under its log.
 func startBreakable(t *testing.T, change func(*Config)) (*cluster, map[string]*breakable) {
+	t.Helper()
 	disks := map[string]*breakable{}
 	c := newCluster(t, 3, func(config *Config) {
 		if disks[config.Node] == nil {
@@ -219,6 +235,40 @@ func TestHangingLogDiskMovesLeadershipAndComesBack(t *testing.T) {
 	c.wantEqualHashes(0, "thawed")
 }
 
+// The first in line to take over is behind the other survivor, which refuses it:
+// then the other has to stand, without waiting for a timeout.
+func TestTakeoverWhenTheFirstInLineIsBehind(t *testing.T) {
+	c, disks := startBreakable(t, func(config *Config) { config.Timing.Heartbeat, config.Timing.Election = time.Second, time.Second })
+	c.write(0, "e0", 0, "x")
+	c.wantEverywhere(0, "e0", "x")
+	node, l := c.lease(0, 0)
+	first := "a"
+	if node == "a" {
+		first = "b"
+	}
+	hang := make(chan struct{})
+	disks[first].hang.Store(&hang)
+	for i := range 20 {
+		if err := propose(l, commitOf(fmt.Sprintf("e%d", i+1), 0, "x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.sever(node)
+	began := time.Now()
+	disks[first].hang.Store(nil)
+	close(hang)
+	got, _ := c.lease(0, l.Term()+1)
+	took := time.Since(began)
+	t.Logf("takeover by %s in %v", got, took)
+	if got == first {
+		t.Errorf("%s leads though its log was behind", got)
+	}
+	if took > 800*time.Millisecond {
+		t.Errorf("takeover took %v: it waited for a timeout", took)
+	}
+	c.wantEverywhere(0, "e20", "x")
+}
+
 func flush(t *testing.T, r *Replica) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -228,18 +278,42 @@ func flush(t *testing.T, r *Replica) {
 	}
 }
 
-func truncate(t *testing.T, path string, size int64) {
-	t.Helper()
-	if err := os.Truncate(path, size); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func sizeOf(t *testing.T, path string) int64 {
-	t.Helper()
+// halve cuts off the second half of a file.
+func halve(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	return info.Size()
+	return os.Truncate(path, info.Size()/2)
+}
+
+// zero overwrites a file with zeros.
+func zero(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, make([]byte, info.Size()), 0o600)
+}
+
+// forEach does something to the files of a pattern, of which there must be one.
+func forEach(pattern string, do func(string) error) error {
+	paths, err := filepath.Glob(pattern)
+	if err != nil || len(paths) == 0 {
+		return fmt.Errorf("no file %s: %w", pattern, err)
+	}
+	for _, path := range paths {
+		if err := do(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func copyFile(from, to string) error {
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, content, 0o600)
 }

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -28,26 +29,30 @@ func (g *group) runFailover() {
 
 func (g *group) standIfLost(leader string) {
 	rank, ok := g.rankWithout(leader)
-	if !ok || !g.lost(leader) {
+	if !ok || !g.lost(leader, false) {
 		return
 	}
 	if rank > 0 && !pause(g.ctx, time.Duration(rank)*g.timing.Stagger) {
 		return
 	}
-	if !g.lost(leader) || g.reachable(leader) || !g.lost(leader) {
+	// One whose turn comes later may have refused its vote to one before it, for a
+	// log that is behind its own: then it knows no leader by now.
+	late := rank > 0
+	if !g.lost(leader, late) || g.reachable(leader) || !g.lost(leader, late) {
 		return
 	}
-	g.logger.Info("the leader's connections have ended: standing for election", "leader", leader)
+	g.logger.Info("the leader's connections have ended: standing for election", slog.String("leader", leader))
 	if err := g.trans.timeoutNow(); err != nil {
-		g.logger.Warn("stand for election", "error", err)
+		g.logger.Warn("stand for election", slog.Any("error", err))
 	}
 }
 
 // lost reports whether this replica still follows a leader that it has no
-// connection from.
-func (g *group) lost(leader string) bool {
+// connection from, or none at all if that will do.
+func (g *group) lost(leader string, orNone bool) bool {
 	_, id := g.raft.LeaderWithID()
-	return string(id) == leader && g.raft.State() == raft.Follower && !g.trans.streams.connected(leader)
+	return (string(id) == leader || (orNone && id == "")) &&
+		g.raft.State() == raft.Follower && !g.trans.streams.connected(leader)
 }
 
 func (g *group) reachable(leader string) bool {

@@ -1,10 +1,10 @@
 package replica
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"runtime"
 
 	"github.com/hashicorp/raft"
@@ -43,7 +43,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 			answers[i] = &applied{term: l.Term, results: results}
 		case raft.LogConfiguration:
 			f.StoreConfiguration(l.Index, raft.DecodeConfiguration(l.Data))
-		default:
+		case raft.LogNoop, raft.LogBarrier, raft.LogAddPeerDeprecated, raft.LogRemovePeerDeprecated: // raft keeps these
 		}
 		f.replica.appliedTerm(l.Index, l.Term)
 	}
@@ -72,14 +72,14 @@ func (f *fsm) Restore(io.ReadCloser) error {
 	if received == nil {
 		return errors.New("no received file to restore from")
 	}
-	_ = f.replica.log.Set(stableInstalled, binary.BigEndian.AppendUint64(nil, received.Index))
+	f.replica.log.putNumber(stableInstalled, received.Index)
 	if err := f.store.Replace(received.ID); err != nil {
 		return errors.Join(fmt.Errorf("swap the received file in: %w", err), removeIfThere(received.ID))
 	}
 	meta := f.store.Meta()
 	f.replica.setMembers(meta.GetConfigurationIndex(), configurationOf(meta))
 	f.replica.appliedTerm(meta.GetIndex(), meta.GetTerm())
-	f.replica.logger.Info("snapshot installed", "index", meta.GetIndex(), "term", meta.GetTerm())
+	f.replica.logger.Info("snapshot installed", slog.Uint64("index", meta.GetIndex()), slog.Uint64("term", meta.GetTerm()))
 	return nil
 }
 

@@ -38,7 +38,7 @@ type group struct {
 	failed    chan struct{} // closed by fail
 	failure   atomic.Pointer[error]
 	shutdown  func() raft.Future // the first call shuts raft down
-	ctx       context.Context    // ends when the group stops or fails
+	ctx       context.Context    //nolint:containedctx // the group's life: ends when it stops or fails
 	cancel    context.CancelFunc
 	goroutine sync.WaitGroup
 }
@@ -131,7 +131,7 @@ func (g *group) fail(err error) {
 	g.failOnce.Do(func() {
 		g.failure.Store(&err)
 		close(g.failed)
-		g.logger.Error("replica failed", "error", err)
+		g.logger.Error("replica failed", slog.Any("error", err))
 	})
 }
 

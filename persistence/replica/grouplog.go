@@ -2,6 +2,7 @@ package replica
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -121,7 +122,7 @@ func (l *groupLog) GetLog(index uint64, entry *raft.Log) error {
 	found := false
 	l.node.must("read log", func() error {
 		value, closer, err := l.node.db.Get(l.key.log(index))
-		if err == pebble.ErrNotFound {
+		if errors.Is(err, pebble.ErrNotFound) {
 			return nil
 		}
 		if err != nil {

@@ -34,7 +34,7 @@ func (l *raftLogger) Log(level hclog.Level, msg string, args ...any) {
 		}
 	case hclog.Info, hclog.Debug:
 		l.to.Debug("raft: "+msg, args...)
-	default:
+	case hclog.Trace, hclog.NoLevel, hclog.Off:
 	}
 }
 

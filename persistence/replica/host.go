@@ -31,7 +31,7 @@ type Host struct {
 	log       *nodeLog // nil if it could not be opened
 	logErr    error    // why
 	flushSlot chan struct{}
-	ctx       context.Context
+	ctx       context.Context //nolint:containedctx // the host's life
 	cancel    context.CancelFunc
 	goroutine sync.WaitGroup
 
@@ -66,7 +66,7 @@ func NewHost(c Config) (*Host, error) {
 		return nil, fmt.Errorf("replica host: %w", h.logErr)
 	}
 	if h.logErr != nil {
-		h.logger.Error("the shared log cannot be used: all replicas of this node are quarantined", "error", h.logErr)
+		h.logger.Error("the shared log cannot be used: all replicas of this node are quarantined", slog.Any("error", h.logErr))
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.goroutine.Go(h.accept)
@@ -100,7 +100,7 @@ func (h *Host) Open(c ShardConfig) error {
 	if err := c.validate(self); err != nil {
 		return fmt.Errorf("open shard %d: %w", c.Shard, err)
 	}
-	logger := h.logger.With("shard", c.Shard, "generation", c.Generation)
+	logger := h.logger.With(slog.Any("shard", c.Shard), slog.Uint64("generation", c.Generation))
 	key := groupKey{shard: c.Shard, epoch: c.Epoch, generation: c.Generation}
 	r := &Replica{
 		group: newGroup(self, key, h.config.Timing, logger), host: h, config: c,
@@ -127,7 +127,7 @@ func (h *Host) Open(c ShardConfig) error {
 	err = errors.Join(err, r.close())
 	if reason, odd := quarantined(err); odd {
 		r.stand(Quarantined, reason)
-		logger.Error("replica quarantined", "reason", reason)
+		logger.Error("replica quarantined", slog.String("reason", reason))
 		return nil
 	}
 	h.forget(r)
@@ -183,7 +183,7 @@ func (h *Host) Drop(shard uint32) error {
 	}
 	h.forget(r)
 	if err := r.close(); err != nil {
-		h.logger.Warn("stop a replica to drop it", "shard", shard, "error", err)
+		h.logger.Warn("stop a replica to drop it", slog.Any("shard", shard), slog.Any("error", err))
 	}
 	return wrap(fmt.Sprintf("drop shard %d", shard), h.drop(r.key))
 }

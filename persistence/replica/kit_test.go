@@ -36,7 +36,6 @@ type cluster struct {
 	change func(*Config) // applied to every host's configuration
 	nodes  []string
 	dirs   map[string]string
-	shards []ShardConfig
 	logs   io.Writer
 
 	mu    sync.Mutex
@@ -45,12 +44,13 @@ type cluster struct {
 	cut   map[string]bool // nodes that nobody can reach
 }
 
-func newCluster(t testing.TB, size int, change func(*Config)) *cluster {
+func newCluster(tb testing.TB, size int, change func(*Config)) *cluster {
+	tb.Helper()
 	c := &cluster{
-		t: t, change: change,
+		t: tb, change: change,
 		dirs: map[string]string{}, addrs: map[string]string{}, hosts: map[string]*Host{}, cut: map[string]bool{},
 	}
-	base := t.TempDir()
+	base := tb.TempDir()
 	for i := range size {
 		name := string(rune('a' + i))
 		c.nodes = append(c.nodes, name)
@@ -59,7 +59,7 @@ func newCluster(t testing.TB, size int, change func(*Config)) *cluster {
 	if testing.Verbose() && os.Getenv("WRIT_TEST_LOG") != "" {
 		c.logs = os.Stderr
 	}
-	t.Cleanup(c.close)
+	tb.Cleanup(c.close)
 	return c
 }
 
@@ -123,7 +123,7 @@ func (c *cluster) config(name string) Config {
 		},
 	}
 	if c.logs != nil {
-		config.Logger = slog.New(slog.NewTextHandler(c.logs, &slog.HandlerOptions{Level: slog.LevelInfo})).With("node", name)
+		config.Logger = slog.New(slog.NewTextHandler(c.logs, &slog.HandlerOptions{Level: slog.LevelInfo})).With(slog.String("node", name))
 	}
 	if c.change != nil {
 		c.change(&config)
@@ -192,8 +192,8 @@ func (c *cluster) lease(shard uint32, term uint64) (node string, l *Lease) {
 	return node, l
 }
 
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, condition func() bool) {
+	tb.Helper()
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -202,7 +202,7 @@ func eventually(t testing.TB, what string, condition func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit.C:
-			t.Fatalf("waited %v for %s", patience, what)
+			tb.Fatalf("waited %v for %s", patience, what)
 		}
 	}
 }

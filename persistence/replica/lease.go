@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -28,7 +29,7 @@ type Lease struct {
 	epoch, term uint64
 	logTime     int64 // committed log time at began
 	began       time.Time
-	ctx         context.Context
+	ctx         context.Context //nolint:containedctx // it is the lease: see Context
 	end         context.CancelCauseFunc
 	batcher     *batcher
 }
@@ -188,7 +189,7 @@ func (l *leadership) attempted(s started) {
 	l.attempt = nil
 	switch {
 	case s.err != nil:
-		l.replica.logger.Debug("term start", "error", s.err)
+		l.replica.logger.Debug("term start", slog.Any("error", s.err))
 		l.again(retryTermStart)
 	case l.stale || !l.leading:
 		l.discard(s.lease)

@@ -1,6 +1,10 @@
 package replica
 
-import "github.com/hashicorp/raft"
+import (
+	"slices"
+
+	"github.com/hashicorp/raft"
+)
 
 // The cache serves replication and the state machine, which read an entry right
 // after it was appended.
@@ -77,11 +81,11 @@ func (s *logSizes) add(last uint64, bytes int64) {
 // before is the highest index with at least keep bytes above it, 0 if none.
 func (s *logSizes) before(keep int64) uint64 {
 	above := int64(0)
-	for i := len(s.marks) - 1; i >= 0; i-- {
+	for _, mark := range slices.Backward(s.marks) {
 		if above >= keep {
-			return s.marks[i].index
+			return mark.index
 		}
-		above += s.marks[i].bytes
+		above += mark.bytes
 	}
 	return 0
 }

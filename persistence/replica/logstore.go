@@ -138,7 +138,7 @@ func (l *nodeLog) fail(err error) {
 		err = fmt.Errorf("shared log: %w", err)
 		l.failure.Store(&err)
 		close(l.failed)
-		l.logger.Error("the shared log has failed: all replicas of this node stop", "error", err)
+		l.logger.Error("the shared log has failed: all replicas of this node stop", slog.Any("error", err))
 	})
 }
 
@@ -167,7 +167,7 @@ func (l *nodeLog) groups() (found []groupKey) {
 func (l *nodeLog) drop(g groupKey) {
 	b := l.db.NewBatch()
 	l.must("drop", func() error {
-		return errors.Join(b.DeleteRange(g.begin(), g.end(), nil), b.Set(g.stable(stableDropped), []byte{1}, nil))
+		return errors.Join(b.DeleteRange(g.begin(), g.end(), nil), b.Set(g.stable([]byte(stableDropped)), []byte{1}, nil))
 	})
 	l.commit(b)
 }
@@ -180,27 +180,22 @@ func (l *nodeLog) closeNow() error {
 		l.failure.Store(&errLogClosed)
 		healthy = true
 	})
-	done := make(chan error, 1)
-	go func() { done <- errors.Join(aside(l.db.Close), l.lock.Close()) }()
+	shut := func() error { return errors.Join(aside(l.db.Close), l.lock.Close()) }
 	if healthy {
-		return wrap("close the shared log", <-done)
+		return wrap("close the shared log", shut())
 	}
-	limit := time.NewTimer(closeLimit)
-	defer limit.Stop()
-	select {
-	case <-done:
-	case <-limit.C:
-	}
-	return *l.failure.Load()
+	return errors.Join(*l.failure.Load(), within(closeLimit, shut))
 }
 
 func (l *nodeLog) events() *pebble.EventListener {
 	return &pebble.EventListener{
-		BackgroundError: func(err error) { l.logger.Warn("shared log: background work", "error", err) },
+		BackgroundError: func(err error) { l.logger.Warn("shared log: background work", slog.Any("error", err)) },
 		DataCorruption:  func(info pebble.DataCorruptionInfo) { l.fail(fmt.Errorf("damaged table: %w", info.Details)) },
-		DiskSlow:        func(info pebble.DiskSlowInfo) { l.logger.Warn("shared log: slow disk", "info", info.String()) },
+		DiskSlow: func(info pebble.DiskSlowInfo) {
+			l.logger.Warn("shared log: slow disk", slog.String("info", info.String()))
+		},
 		WriteStallBegin: func(info pebble.WriteStallBeginInfo) {
-			l.logger.Warn("shared log: writes stall", "info", info.String())
+			l.logger.Warn("shared log: writes stall", slog.String("info", info.String()))
 		},
 	}
 }
@@ -213,6 +208,7 @@ func (p pebbleLogger) Infof(format string, args ...any) {}
 func (p pebbleLogger) Errorf(format string, args ...any) {
 	p.log.logger.Warn("shared log: " + fmt.Sprintf(format, args...))
 }
+
 func (p pebbleLogger) Fatalf(format string, args ...any) {
 	p.log.die(fmt.Errorf(format, args...))
 }

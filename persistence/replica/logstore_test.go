@@ -230,16 +230,16 @@ func TestStableValues(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(l.SetUint64(stableTerm, 5))
-	must(l.SetUint64(stableVoteTerm, 5))
-	must(l.Set(stableVoteFor, []byte("a")))
-	must(l.SetUint64(stableVoteTerm, 6)) // a crash here must not leave the vote with "a"
+	must(l.SetUint64([]byte(stableTerm), 5))
+	must(l.SetUint64([]byte(stableVoteTerm), 5))
+	must(l.Set([]byte(stableVoteFor), []byte("a")))
+	must(l.SetUint64([]byte(stableVoteTerm), 6)) // a crash here must not leave the vote with "a"
 	must(node.close())
 	l = newGroupLog(openTestLog(t, dir), groupKey{shard: 1}, nil, nil)
-	if term, _ := l.GetUint64(stableVoteTerm); term != 6 {
+	if term, _ := l.GetUint64([]byte(stableVoteTerm)); term != 6 {
 		t.Errorf("vote term is %d", term)
 	}
-	if vote, _ := l.Get(stableVoteFor); vote != nil {
+	if vote, _ := l.Get([]byte(stableVoteFor)); vote != nil {
 		t.Errorf("the vote of the older term is still there: %q", vote)
 	}
 	if l.pristine() {
@@ -253,14 +253,14 @@ func TestDropRemovesOneGroupAndLeavesItsMark(t *testing.T) {
 	a, b := testGroup(t, node, 1, &floor), testGroup(t, node, 2, &floor)
 	store(t, a, entries(1, 10, 1))
 	store(t, b, entries(1, 10, 1))
-	_ = a.SetUint64(stableTerm, 3)
+	a.putNumber(stableTerm, 3)
 	node.drop(a.key)
 	a = testGroup(t, node, 1, &floor)
 	wantBounds(t, a, 0, 0)
-	if term, _ := a.GetUint64(stableTerm); term != 0 {
+	if term := a.number(stableTerm); term != 0 {
 		t.Errorf("term %d survived", term)
 	}
-	if mark, _ := a.Get(stableDropped); mark == nil {
+	if a.value(stableDropped) == nil {
 		t.Error("no mark was left")
 	}
 	wantBounds(t, testGroup(t, node, 2, &floor), 1, 10)
@@ -288,7 +288,7 @@ func TestFailingDiskFailsTheNodeAndEndsGoroutines(t *testing.T) {
 		t.Fatalf("append: %v, want the goroutine to end", err)
 	}
 	<-node.failed
-	if err := aside(func() error { return l.SetUint64(stableTerm, 1) }); !errors.Is(err, errEnded) {
+	if err := aside(func() error { return l.SetUint64([]byte(stableTerm), 1) }); !errors.Is(err, errEnded) {
 		t.Errorf("stable write: %v, want the goroutine to end", err)
 	}
 	if err := node.close(); err == nil {
@@ -299,18 +299,13 @@ func TestFailingDiskFailsTheNodeAndEndsGoroutines(t *testing.T) {
 func TestDamagedLogIsAnError(t *testing.T) {
 	for _, damage := range []struct {
 		name string
-		do   func(t *testing.T, path string)
+		do   func(path string) error
 	}{
-		{"manifest zeroed", func(t *testing.T, path string) { overwrite(t, match(t, path, "MANIFEST-*")) }},
-		{"manifest missing", func(t *testing.T, path string) { remove(t, match(t, path, "MANIFEST-*")) }},
-		{"write-ahead log damaged in the middle", func(t *testing.T, path string) { damageMiddle(t, match(t, path, "*.log")) }},
-		{"a file in its place", func(t *testing.T, path string) {
-			if err := os.RemoveAll(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+		{"manifest zeroed", func(path string) error { return forEach(filepath.Join(path, "MANIFEST-*"), zero) }},
+		{"manifest missing", func(path string) error { return forEach(filepath.Join(path, "MANIFEST-*"), os.Remove) }},
+		{"write-ahead log damaged in the middle", func(path string) error { return forEach(filepath.Join(path, "*.log"), damageMiddle) }},
+		{"a file in its place", func(path string) error {
+			return errors.Join(os.RemoveAll(path), os.WriteFile(path, []byte("x"), 0o600))
 		}},
 	} {
 		t.Run(damage.name, func(t *testing.T) {
@@ -323,7 +318,9 @@ func TestDamagedLogIsAnError(t *testing.T) {
 			if err := node.close(); err != nil {
 				t.Fatal(err)
 			}
-			damage.do(t, dir)
+			if err := damage.do(dir); err != nil {
+				t.Fatal(err)
+			}
 			if _, err := openNodeLog(dir, nil, slog.New(slog.DiscardHandler)); err == nil {
 				t.Error("it was opened")
 			} else {
@@ -341,49 +338,13 @@ func TestLogIsOpenedOnce(t *testing.T) {
 	}
 }
 
-func match(t *testing.T, dir, pattern string) []string {
-	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, pattern))
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("no %s: %v", pattern, err)
+func damageMiddle(path string) error {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
 	}
-	return paths
-}
-
-func overwrite(t *testing.T, paths []string) {
-	t.Helper()
-	for _, path := range paths {
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, make([]byte, info.Size()), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	for i := range 16 {
+		content[len(content)/3+i] ^= 0xff
 	}
-}
-
-func damageMiddle(t *testing.T, paths []string) {
-	t.Helper()
-	for _, path := range paths {
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range 16 {
-			content[len(content)/3+i] ^= 0xff
-		}
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func remove(t *testing.T, paths []string) {
-	t.Helper()
-	for _, path := range paths {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
-	}
+	return os.WriteFile(path, content, 0o600)
 }

@@ -3,7 +3,6 @@ package replica
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -25,25 +24,6 @@ func shorten(t *testing.T, r *Replica) {
 	}
 	if first, last := r.log.bounds(); first < 2 {
 		t.Fatalf("the log still runs from %d to %d", first, last)
-	}
-}
-
-func copyFile(t testing.TB, from, to string) {
-	t.Helper()
-	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = in.Close() }()
-	out, err := os.Create(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		t.Fatal(err)
-	}
-	if err := out.Close(); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -79,7 +59,7 @@ func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.wantEverywhere(0, "e29", "29")
-	if installed, _ := learner.log.GetUint64(stableInstalled); installed == 0 {
+	if learner.log.number(stableInstalled) == 0 {
 		t.Error("the learner got the log, not the file")
 	}
 	c.write(0, "e30", 0, "30")
@@ -190,7 +170,9 @@ func TestUnflushedEntriesAreReplayedAfterACrash(t *testing.T) {
 		if index, _ := c.host(name).Replica(0).Store().FlushedIndex(); index != 0 {
 			t.Fatalf("%s has flushed up to %d", name, index)
 		}
-		copyFile(t, path, path+".crash")
+		if err := copyFile(path, path+".crash"); err != nil {
+			t.Fatal(err)
+		}
 		if err := c.stop(name); err != nil {
 			t.Fatal(err)
 		}
@@ -243,9 +225,7 @@ func TestCrashWhileASnapshotIsSwappedIn(t *testing.T) {
 	}
 	h = c.start(follower)
 	l = newGroupLog(h.log, r.key, nil, func(err error) { t.Error(err) })
-	if err := l.SetUint64(stableInstalled, index); err != nil {
-		t.Fatal(err)
-	}
+	l.putNumber(stableInstalled, index)
 	c.open(follower, shardConfig(0, 1, c.servers(1)))
 	c.write(0, "e10", 0, "10")
 	c.wantEverywhere(0, "e10", "10")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -53,7 +54,7 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 		return nil, fmt.Errorf("open the meta group: %w", h.logErr)
 	}
 	key := groupKey{shard: metaShard, epoch: metaEpoch, generation: c.Generation}
-	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With("shard", "meta")), stop: make(chan struct{})}
+	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With(slog.String("shard", "meta"))), stop: make(chan struct{})}
 	m.closing = sync.OnceValue(m.closeNow)
 	m.fsm = newMetaFSM(m)
 	err := aside(func() error { return m.open(h, c) })
@@ -102,14 +103,14 @@ func (m *Meta) open(h *Host, c MetaConfig) error {
 func (m *Meta) openSnapshots(dir string) (raft.SnapshotStore, error) {
 	_, statErr := os.Stat(dir)
 	exists := !errors.Is(statErr, os.ErrNotExist)
-	born, _ := m.log.Get(stableBorn)
+	born := m.log.value(stableBorn)
 	switch {
 	case exists && born == nil:
 		return nil, oddly("the log of the meta group is missing, and with it what this replica has voted")
 	case !exists && !m.log.pristine():
 		return nil, oddly("the folder %s is missing, though its log is there", dir)
 	case !exists:
-		_ = m.log.Set(stableBorn, []byte{1})
+		m.log.put(stableBorn, []byte{1})
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return nil, err
 		}
@@ -129,7 +130,7 @@ func (m *Meta) compare(snapshots raft.SnapshotStore) error {
 		m.setMembers(newest.ConfigurationIndex, newest.Configuration)
 	}
 	first, last := m.log.bounds()
-	current, _ := m.log.GetUint64(stableTerm)
+	current := m.log.number(stableTerm)
 	switch {
 	case newest.Term > current:
 		return oddly("the snapshot is of term %d, but the remembered term is %d: votes are lost", newest.Term, current)

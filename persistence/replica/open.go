@@ -76,8 +76,8 @@ func (r *Replica) openStore() (err error) {
 	config := r.storeConfig()
 	_, statErr := os.Stat(config.Path)
 	exists := !errors.Is(statErr, os.ErrNotExist)
-	born, _ := r.log.Get(stableBorn)
-	dropped, _ := r.log.Get(stableDropped)
+	born := r.log.value(stableBorn)
+	dropped := r.log.value(stableDropped)
 	switch {
 	case dropped != nil:
 		return oddly("this replica was dropped: a new one needs a new generation")
@@ -89,7 +89,7 @@ func (r *Replica) openStore() (err error) {
 		r.store, err = persistence.Open(config)
 		return wrap("open", err)
 	}
-	_ = r.log.Set(stableBorn, []byte{1})
+	r.log.put(stableBorn, []byte{1})
 	r.store, err = persistence.Create(config)
 	return wrap("create", err)
 }
@@ -100,8 +100,8 @@ func (r *Replica) openStore() (err error) {
 func (r *Replica) compare() error {
 	index, term := r.store.FlushedIndex()
 	first, last := r.log.bounds()
-	installed, _ := r.log.GetUint64(stableInstalled)
-	current, _ := r.log.GetUint64(stableTerm)
+	installed := r.log.number(stableInstalled)
+	current := r.log.number(stableTerm)
 	var atIndex, atLast raft.Log
 	if first > 0 {
 		if err := r.log.GetLog(last, &atLast); err != nil {
@@ -173,7 +173,7 @@ func (h *Host) finishDrops() error {
 	return aside(func() error {
 		for _, key := range h.log.groups() {
 			l := &groupLog{node: h.log, key: key}
-			if dropped, _ := l.Get(stableDropped); dropped == nil {
+			if l.value(stableDropped) == nil {
 				continue
 			}
 			if err := removeIfThere(h.shardPath(key)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -290,7 +291,7 @@ func (r *Replica) appliedTerm(index, term uint64) {
 func (r *Replica) publish(l *Lease) {
 	r.lease.Store(l)
 	l.observe(r.lastTerm.Load()) // may have passed it before it was stored
-	r.logger.Info("leading", "epoch", l.epoch, "term", l.term)
+	r.logger.Info("leading", slog.Uint64("epoch", l.epoch), slog.Uint64("term", l.term))
 	r.host.config.OnLease(r.config.Shard, l)
 }
 

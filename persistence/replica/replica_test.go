@@ -83,9 +83,7 @@ func TestTakeoverAfterTheLeadersDeathFencesTheOldLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := propose(old, commitOf("e", 1, "too late"))
-	switch entity.ReasonOf(err) {
-	case entity.NotExecuted, entity.OutcomeUnknown:
-	default:
+	if reason := entity.ReasonOf(err); reason != entity.NotExecuted && reason != entity.OutcomeUnknown {
 		t.Errorf("a record under the old lease: %v", err)
 	}
 	select {

@@ -3,31 +3,30 @@ package replica
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/raft"
 )
 
 // Names of stable values. The first three are raft's own.
-var (
-	stableTerm     = []byte("CurrentTerm")
-	stableVoteTerm = []byte("LastVoteTerm")
-	stableVoteFor  = []byte("LastVoteCand")
+const (
+	stableTerm     = "CurrentTerm"
+	stableVoteTerm = "LastVoteTerm"
+	stableVoteFor  = "LastVoteCand"
 	// stableBorn stands from before the replica's file exists: a file without it
 	// has lost its log, and with it the votes of this replica.
-	stableBorn = []byte("writ/born")
+	stableBorn = "writ/born"
 	// stableInstalled is the index of the last snapshot file that was swapped in,
 	// written before it is: it explains a file that is ahead of its log.
-	stableInstalled = []byte("writ/installed")
-	// stableDropped stands while the replica is being deleted.
-	stableDropped = []byte("writ/dropped")
+	stableInstalled = "writ/installed"
+	// stableDropped stays for ever when a replica has been deleted.
+	stableDropped = "writ/dropped"
 )
 
 // Set writes a stable value durably.
 func (l *groupLog) Set(name, value []byte) error {
-	b := l.node.db.NewBatch()
-	l.set(b, name, value)
-	l.node.commit(b)
+	l.put(string(name), value)
 	return nil
 }
 
@@ -35,24 +34,40 @@ func (l *groupLog) Set(name, value []byte) error {
 // the candidate; both change together here, since a crash between would leave the
 // vote with the candidate of an older term.
 func (l *groupLog) SetUint64(name []byte, value uint64) error {
-	encoded := binary.BigEndian.AppendUint64(nil, value)
-	if old, _ := l.Get(name); bytes.Equal(old, encoded) {
+	if string(name) != stableVoteTerm {
+		l.putNumber(string(name), value)
 		return nil
 	}
 	b := l.node.db.NewBatch()
-	l.set(b, name, encoded)
-	if bytes.Equal(name, stableVoteTerm) {
-		l.node.must("forget vote", func() error { return b.Delete(l.key.stable(stableVoteFor), nil) })
-	}
+	l.set(b, stableVoteTerm, binary.BigEndian.AppendUint64(nil, value))
+	l.node.must("forget vote", func() error { return b.Delete(l.key.stable([]byte(stableVoteFor)), nil) })
 	l.node.commit(b)
 	return nil
 }
 
 // Get reads a stable value, nil if there is none.
-func (l *groupLog) Get(name []byte) (value []byte, _ error) {
+func (l *groupLog) Get(name []byte) ([]byte, error) { return l.value(string(name)), nil }
+
+// GetUint64 reads a stable number, 0 if there is none.
+func (l *groupLog) GetUint64(name []byte) (uint64, error) { return l.number(string(name)), nil }
+
+func (l *groupLog) put(name string, value []byte) {
+	b := l.node.db.NewBatch()
+	l.set(b, name, value)
+	l.node.commit(b)
+}
+
+// putNumber saves the sync if the number is there already.
+func (l *groupLog) putNumber(name string, value uint64) {
+	if encoded := binary.BigEndian.AppendUint64(nil, value); !bytes.Equal(l.value(name), encoded) {
+		l.put(name, encoded)
+	}
+}
+
+func (l *groupLog) value(name string) (value []byte) {
 	l.node.must("read stable value", func() error {
-		found, closer, err := l.node.db.Get(l.key.stable(name))
-		if err == pebble.ErrNotFound {
+		found, closer, err := l.node.db.Get(l.key.stable([]byte(name)))
+		if errors.Is(err, pebble.ErrNotFound) {
 			return nil
 		}
 		if err != nil {
@@ -61,23 +76,21 @@ func (l *groupLog) Get(name []byte) (value []byte, _ error) {
 		value = append([]byte{}, found...)
 		return closer.Close()
 	})
-	return value, nil
+	return value
 }
 
-// GetUint64 reads a stable number, 0 if there is none.
-func (l *groupLog) GetUint64(name []byte) (uint64, error) {
-	value, _ := l.Get(name)
+func (l *groupLog) number(name string) uint64 {
+	value := l.value(name)
 	if len(value) != 8 {
-		return 0, nil
+		return 0
 	}
-	return binary.BigEndian.Uint64(value), nil
+	return binary.BigEndian.Uint64(value)
 }
 
 // pristine reports whether the group has never taken part in anything.
 func (l *groupLog) pristine() bool {
-	term, _ := l.GetUint64(stableTerm)
 	_, last := l.bounds()
-	return term == 0 && last == 0
+	return l.number(stableTerm) == 0 && last == 0
 }
 
 // bootstrap makes the first entry of a group out of its first configuration. All
@@ -92,6 +105,6 @@ func (l *groupLog) bootstrap(c raft.Configuration) {
 	l.appended([]*raft.Log{entry}, entrySize(entry))
 }
 
-func (l *groupLog) set(b *pebble.Batch, name, value []byte) {
-	l.node.must("set stable value", func() error { return b.Set(l.key.stable(name), value, nil) })
+func (l *groupLog) set(b *pebble.Batch, name string, value []byte) {
+	l.node.must("set stable value", func() error { return b.Set(l.key.stable([]byte(name)), value, nil) })
 }

@@ -81,8 +81,16 @@ func (t Timing) Validate() error {
 		name  string
 		value time.Duration
 	}{
-		{"heartbeat", t.Heartbeat}, {"election", t.Election}, {"lease", t.Lease}, {"commit", t.Commit}, {"rpc", t.RPC},
-		{"dial", t.Dial}, {"enqueue", t.Enqueue}, {"stagger", t.Stagger}, {"stall", t.Stall}, {"snapshot interval", t.SnapshotInterval},
+		{"heartbeat", t.Heartbeat},
+		{"election", t.Election},
+		{"lease", t.Lease},
+		{"commit", t.Commit},
+		{"rpc", t.RPC},
+		{"dial", t.Dial},
+		{"enqueue", t.Enqueue},
+		{"stagger", t.Stagger},
+		{"stall", t.Stall},
+		{"snapshot interval", t.SnapshotInterval},
 	} {
 		need(d.value >= 5*time.Millisecond, "%s %v is below 5 ms", d.name, d.value)
 	}

@@ -282,7 +282,7 @@ func (s *streams) usable() error {
 // final.
 func (s *streams) stop(reason error) {
 	s.mu.Lock()
-	if s.stopped != errCut {
+	if !errors.Is(s.stopped, errCut) {
 		s.stopped = reason
 	}
 	open := make([]*groupConn, 0, len(s.open))
@@ -298,7 +298,7 @@ func (s *streams) stop(reason error) {
 func (s *streams) resume() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped == errSuspended {
+	if errors.Is(s.stopped, errSuspended) {
 		s.stopped = nil
 	}
 }
