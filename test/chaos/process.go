@@ -346,6 +346,15 @@ func (p *Process) Logs(node string, lines int) string {
 	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
 }
 
+// Since returns what a node has logged since its last start.
+func (p *Process) Since(node string) string {
+	text := "\n" + p.Logs(node, 10_000)
+	if at := strings.LastIndex(text, "\n--- start"); at >= 0 {
+		return text[at+1:]
+	}
+	return text
+}
+
 // tail reads the last bytes of a file.
 func tail(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)

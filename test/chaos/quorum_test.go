@@ -32,6 +32,7 @@ func TestProcessQuorumLost(t *testing.T) {
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		ops   []Op
+		not   = map[string]bool{} // said to be not executed
 		seen  = map[string]int{}
 		wrong []Answer
 	)
@@ -44,6 +45,7 @@ func TestProcessQuorumLost(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			ops = append(ops, op)
+			not[op.Key] = a.Reason == "NOT_EXECUTED"
 			seen[strings.TrimSpace(a.Code.String()+" "+a.Reason)]++
 			if a.Verdict != Unknown || (a.Code != codes.Unavailable && a.Code != codes.DeadlineExceeded) {
 				wrong = append(wrong, a)
@@ -72,6 +74,9 @@ func TestProcessQuorumLost(t *testing.T) {
 	for key, a := range Resend(ctx, &Rounds{Links: r.links, Nodes: nodes}, ops) {
 		if a.Verdict != Executed {
 			t.Errorf("key %q: %+v", key, a)
+		}
+		if a.Replayed && a.Calls == 1 && not[key] {
+			t.Errorf("key %q was executed although the answer had been NOT_EXECUTED", key)
 		}
 	}
 	if got := r.balances(ctx, []string{"quorum-0"})["quorum-0"].Amount; got != 150 {
