@@ -96,7 +96,7 @@ func (c *Controller) Register(ctx context.Context, req *nodev1.RegisterRequest) 
 	if err != nil {
 		return nil, err
 	}
-	c.config.Logger.Info("node registered", slog.String("node", req.GetNode()), slog.String("incarnation", req.GetIncarnation()))
+	c.config.Logger.Info("node registered", slog.String("name", req.GetNode()), slog.String("incarnation", req.GetIncarnation()))
 	return &nodev1.RegisterResponse{ClusterId: state.GetClusterId(), Registered: true}, nil
 }
 

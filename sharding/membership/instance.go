@@ -116,7 +116,7 @@ func (g *Gossip) settleConflict(ctx context.Context, addr string) {
 		return // the ghost of an earlier run: the others will notice
 	}
 	if established && (g.started < other.started || (g.started == other.started && g.id < other.id)) {
-		g.logger.Error("gossip: another process uses this node's name", slog.String("node", g.name), slog.String("address", addr))
+		g.logger.Error("gossip: another process uses this node's name", slog.String("address", addr))
 		return
 	}
 	g.beaten.Store(true)
