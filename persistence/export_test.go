@@ -3,10 +3,12 @@ package persistence
 import (
 	"context"
 	"fmt"
+	bolt "go.etcd.io/bbolt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	recordv1 "writ/proto/writ/record/v1"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -92,4 +94,40 @@ func (s *Store) FilePairs(tb testing.TB, names ...string) (n int) {
 		tb.Fatal(err)
 	}
 	return n
+}
+
+// News is closed when something has been flushed, or the like.
+func (s *Store) News() <-chan struct{} {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.news
+}
+
+// HoldFlush keeps the flusher busy until release is called.
+func (s *Store) HoldFlush() (release func()) {
+	answer := make(chan error) // without room: the flusher waits to be heard
+	s.replace <- &replaceRequest{path: "", done: answer}
+	return func() { <-answer }
+}
+
+// RewriteHead changes the head of a file that is not open.
+func RewriteHead(tb testing.TB, path string, change func(*recordv1.ShardMeta)) {
+	tb.Helper()
+	db, err := bolt.Open(path, fileMode, &bolt.Options{NoFreelistSync: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := db.Update(func(tx *bolt.Tx) error {
+		head, err := readHead(tx)
+		if err != nil {
+			return err
+		}
+		change(head)
+		return putHead(tx, head)
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		tb.Fatal(err)
+	}
 }

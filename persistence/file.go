@@ -52,7 +52,10 @@ func openBolt(path string, check func(*os.File) error) (*bolt.DB, error) {
 	}
 	var db *bolt.DB
 	err := guard(path, func() (err error) {
-		db, err = bolt.Open(path, fileMode, options)
+		if db, err = bolt.Open(path, fileMode, options); err == nil {
+			// The file ends where its pages end, so that a cut is always noticed.
+			db.AllocSize = 0
+		}
 		return err
 	})
 	return db, err
