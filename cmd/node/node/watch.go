@@ -121,7 +121,7 @@ func (n *Node) unready() Readiness {
 		}
 	}
 	for _, place := range placed {
-		if reason := n.shardReason(p, place.GetShard(), replicaOn(place, n.cfg.ID, n.identity.Incarnation())); reason != "" {
+		if reason := n.shardReason(p, place); reason != "" {
 			r.Shards[place.GetShard()] = reason
 		}
 	}
@@ -130,27 +130,25 @@ func (n *Node) unready() Readiness {
 
 // shardReason says why a shard is not served from here, "" if it is or if this
 // node has no part in it.
-func (n *Node) shardReason(p *parts, shard uint32, mine bool) string {
-	r := p.host.Replica(shard)
-	switch {
-	case r != nil:
+func (n *Node) shardReason(p *parts, place *nodev1.ShardPlacement) string {
+	if r := p.host.Replica(place.GetShard()); r != nil {
 		st := r.Status()
 		if st.Reason != "" {
 			return string(st.State) + ": " + st.Reason
 		}
 		_, reason := r.Ready()
 		return reason
-	case mine:
-		return "the replica is not open yet"
 	}
-	return ""
-}
-
-func replicaOn(place *nodev1.ShardPlacement, node, incarnation string) bool {
 	for _, r := range place.GetReplicas() {
-		if r.GetNode() == node && r.GetIncarnation() == incarnation {
-			return true
+		switch {
+		case r.GetNode() != n.cfg.ID:
+		case r.GetIncarnation() == n.identity.Incarnation():
+			return "the replica is not open yet"
+		default:
+			// Whoever restarts nodes one by one must wait: until then the group is
+			// one voter short, and the next loss may be one too many.
+			return "the replica was lost with this node's former disk and is not replaced yet"
 		}
 	}
-	return false
+	return ""
 }
