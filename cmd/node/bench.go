@@ -141,11 +141,11 @@ type benchLoad struct {
 
 // measure sends for the configured time and waits until all events are applied.
 func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient) (*benchReport, error) {
-	cl, err := l.config.client()
+	cl, closeClient, err := l.config.client()
 	if err != nil {
 		return nil, err
 	}
-	defer cl.Close()
+	defer closeClient()
 	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
 	if err != nil {
 		return nil, err
@@ -175,9 +175,11 @@ func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient
 	}
 	drained := time.Now()
 
-	r := &benchReport{Clients: l.config.Clients, Entities: l.config.Entities, Payload: l.config.Payload, Seconds: seconds,
+	r := &benchReport{
+		Clients: l.config.Clients, Entities: l.config.Entities, Payload: l.config.Payload, Seconds: seconds,
 		Commands: l.counted.Load(), Retries: l.retries.Load(), Failed: l.failed.Load(),
-		DuplicatesSent: l.sentTwice.Load(), DuplicatesMismatch: l.mismatched.Load()}
+		DuplicatesSent: l.sentTwice.Load(), DuplicatesMismatch: l.mismatched.Load(),
+	}
 	r.AckedPerS = float64(r.Commands) / seconds
 	r.AppliedPerS = float64(l.acked.Load()) / drained.Sub(begin).Seconds()
 	r.DrainS = drained.Sub(answered).Seconds()

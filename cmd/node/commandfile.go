@@ -20,7 +20,7 @@ func readCommandFile(path string) ([]commandLine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("command file: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	lines, err := parseCommandLines(f)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

@@ -72,11 +72,11 @@ type outcomeCommand struct {
 
 // Run implements the subcommand.
 func (c *outcomeCommand) Run(ctx context.Context, std streams) error {
-	cl, err := c.client()
+	cl, closeClient, err := c.client()
 	if err != nil {
 		return err
 	}
-	defer cl.Close()
+	defer closeClient()
 	res, err := cl.Outcome(ctx, c.Kind, c.ID, c.Key, c.Command)
 	if err != nil {
 		return err
@@ -92,11 +92,11 @@ type cancelCommand struct {
 
 // Run implements the subcommand.
 func (c *cancelCommand) Run(ctx context.Context, std streams) error {
-	cl, err := c.client()
+	cl, closeClient, err := c.client()
 	if err != nil {
 		return err
 	}
-	defer cl.Close()
+	defer closeClient()
 	res, err := cl.Cancel(ctx, c.Kind, c.ID, c.Key, c.Command)
 	if err != nil {
 		return err

@@ -26,11 +26,11 @@ type readResult struct {
 
 // Run implements the subcommand.
 func (c *readCommand) Run(ctx context.Context, std streams) error {
-	cl, err := c.client()
+	cl, closeClient, err := c.client()
 	if err != nil {
 		return err
 	}
-	defer cl.Close()
+	defer closeClient()
 	res, err := cl.Read(ctx, c.Kind, c.ID, client.ReadOptions{Stale: c.Stale})
 	if err != nil {
 		return err

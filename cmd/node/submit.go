@@ -51,11 +51,11 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	cl, err := c.client()
+	cl, closeClient, err := c.client()
 	if err != nil {
 		return err
 	}
-	defer cl.Close()
+	defer closeClient()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	out, err := cl.Submit(ctx, c.Kind, c.ID, c.Key, command, client.SubmitOptions{})
@@ -98,11 +98,11 @@ func (c *submitCommand) runFile(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	cl, err := c.client()
+	cl, closeClient, err := c.client()
 	if err != nil {
 		return err
 	}
-	defer cl.Close()
+	defer closeClient()
 
 	bar := progress(std.err, len(lines), "commands")
 	start := time.Now()

@@ -31,8 +31,12 @@ type target struct {
 	Token string   `env:"WRIT_TOKEN" help:"Bearer token, where the cluster asks for one."`
 }
 
-func (t target) client() (*client.Client, error) {
-	return client.New(client.Config{Addresses: t.Addr, Token: t.Token})
+func (t target) client() (*client.Client, func(), error) {
+	cl, err := client.New(client.Config{Addresses: t.Addr, Token: t.Token})
+	if err != nil {
+		return nil, nil, err
+	}
+	return cl, func() { _ = cl.Close() }, nil
 }
 
 // entityFlags name one entity.
@@ -99,7 +103,7 @@ type jsonFlag struct {
 }
 
 // Decode implements kong.MapperValue.
-func (f *jsonFlag) Decode(ctx *kong.DecodeContext) error {
+func (f *jsonFlag) Decode(ctx *kong.DecodeContext) error { //nolint:unparam // the interface wants an error
 	next := ctx.Scan.Peek()
 	text, isText := next.Value.(string)
 	if (next.IsValue() || next.Type == kong.UntypedToken) && isText && strings.HasPrefix(strings.TrimSpace(text), "{") {

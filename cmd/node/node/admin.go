@@ -161,8 +161,10 @@ func (a *admin) AuditLanes(req *nodev1.AuditLanesRequest, stream grpc.ServerStre
 		})
 	} else {
 		err = store.ScanLanes(func(source, destination entity.Ref, lane *recordv1.Lane, pending uint64) bool {
-			return send(&nodev1.AuditLane{Source: protoRef(source), Destination: protoRef(destination),
-				Numbered: lane.GetNumbered(), Confirmed: lane.GetConfirmed(), Skipped: lane.GetSkipped(), Pending: pending})
+			return send(&nodev1.AuditLane{
+				Source: protoRef(source), Destination: protoRef(destination),
+				Numbered: lane.GetNumbered(), Confirmed: lane.GetConfirmed(), Skipped: lane.GetSkipped(), Pending: pending,
+			})
 		})
 	}
 	if failed != nil {

@@ -185,8 +185,7 @@ func balance(t *testing.T, cl *client.Client, id string) int64 {
 }
 
 func reasonOf(err error) string {
-	var e *client.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*client.Error](err); ok {
 		return e.Reason
 	}
 	return ""

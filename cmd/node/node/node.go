@@ -129,9 +129,15 @@ func (n *Node) openGossip() error {
 		}
 		advertise = net.JoinHostPort(n.cfg.Advertise, port)
 	}
+	// A node that has only promised itself belongs to no cluster yet: it must be
+	// heard by whoever can tell it why its cluster does not form.
+	clusterID := ""
+	if n.identity.Member() {
+		clusterID = n.identity.ClusterID()
+	}
 	n.gossip, err = membership.Start(membership.Config{
 		Self: membership.Member{
-			Name: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: n.identity.ClusterID(), Zone: n.cfg.Zone,
+			Name: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: clusterID, Zone: n.cfg.Zone,
 			GRPC: n.advertised(n.listeners.grpc), HTTP: n.advertised(n.listeners.http), Raft: n.advertised(n.listeners.raft),
 		},
 		Cluster: n.cfg.Cluster, Key: key, Bind: n.cfg.Gossip, Advertise: advertise, Join: n.cfg.Join, Logger: n.log,

@@ -122,8 +122,10 @@ func TestBadStartIsRefusedByName(t *testing.T) {
 	}
 	defer busy.Close()
 	good := func() node.Config {
-		return node.Config{ID: "n1", Dir: filepath.Join(t.TempDir(), "n1"), GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0",
-			Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0", Cluster: "test"}
+		return node.Config{
+			ID: "n1", Dir: filepath.Join(t.TempDir(), "n1"), GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0",
+			Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0", Cluster: "test",
+		}
 	}
 	occupied := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(occupied, nil, 0o600); err != nil {
