@@ -77,7 +77,7 @@ func newActivation(rt *Runtime, s *shard, lease Lease, e *entry) *activation {
 
 func (a *activation) props() *actor.Props {
 	return actor.PropsFromProducer(func() actor.Actor { return a },
-		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithSupervisor(stopAlways()))
+		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithDispatcher(a.rt.actors), actor.WithSupervisor(stopAlways()))
 }
 
 // Receive takes one message. What goes wrong in this package's own code breaks

@@ -80,7 +80,7 @@ func newGate(rt *Runtime, s *shard) *gate {
 
 func (g *gate) props() *actor.Props {
 	return actor.PropsFromProducer(func() actor.Actor { return g },
-		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithSupervisor(stopAlways()))
+		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithDispatcher(g.rt.actors), actor.WithSupervisor(stopAlways()))
 }
 
 // stopAlways is the supervision of every child: what failed is stopped and

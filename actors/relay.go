@@ -88,7 +88,7 @@ func (r *relay) set(l *lane, state laneState) {
 
 func (r *relay) props() *actor.Props {
 	return actor.PropsFromProducer(func() actor.Actor { return r },
-		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithSupervisor(stopAlways()))
+		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithDispatcher(r.rt.actors), actor.WithSupervisor(stopAlways()))
 }
 
 // Receive takes one message. If this package's own code fails, the relay ends and
@@ -191,6 +191,9 @@ func (r *relay) grow(m *grown) {
 
 // change takes in what an operator did to a lane and begins it anew.
 func (r *relay) change(m *laneChanged) {
+	if r.ending {
+		return // the activation knows, and may know more by the time it hears from here
+	}
 	r.idle = false
 	l := r.lanes[m.to]
 	if l == nil {

@@ -21,6 +21,7 @@ type Runtime struct {
 	log    *slog.Logger
 	system *actor.ActorSystem
 	names  atomic.Uint64
+	actors *dispatcher
 	// healthy and troubled send rows; see sender.go.
 	healthy  *senders
 	troubled *senders
@@ -56,6 +57,7 @@ func New(cfg Config) (*Runtime, error) {
 		system: actor.NewActorSystem(actor.WithLoggerFactory(func(*actor.ActorSystem) *slog.Logger {
 			return slog.New(quiet{log.Handler()})
 		})),
+		actors:   newDispatcher(),
 		healthy:  newSenders(cfg.Sends),
 		troubled: newSenders(cfg.Sends),
 		quit:     make(chan struct{}),
@@ -144,6 +146,7 @@ func (r *Runtime) Close(ctx context.Context) error {
 			r.system.Shutdown() // panics when called twice
 		}
 		r.wg.Wait()
+		r.actors.close()
 	}()
 	select {
 	case <-done:

@@ -279,7 +279,7 @@ func TestStorm(t *testing.T) {
 		},
 		change: func(c *actors.Config) { c.Passivation, c.MaxAttempts = time.Millisecond, 1000 },
 	})
-	const entities, keys = 10, 30
+	const entities, keys = 10, 100
 	stop := make(chan struct{})
 	var terms sync.WaitGroup
 	terms.Go(func() {
