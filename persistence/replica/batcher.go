@@ -27,6 +27,8 @@ const (
 	// answerGrace is how long an ended lease waits for the answers to its entries
 	// in flight before it calls them unknown. They may never come.
 	answerGrace = 100 * time.Millisecond
+	// lazyDelay is how long a lazy record waits for an entry to ride with.
+	lazyDelay = 25 * time.Millisecond
 )
 
 // entryVersion is the format number of recordv1.Entry.
@@ -77,6 +79,7 @@ type batcher struct {
 	bytes    int
 	closed   bool // settle has ended: add answers through a goroutine of its own
 	draining bool
+	waking   bool // a lazy record has called for a wake-up
 	drains   sync.WaitGroup
 }
 
@@ -93,8 +96,8 @@ func newBatcher(l *Lease, submit func([]byte) raft.ApplyFuture) *batcher {
 	return b
 }
 
-// add queues a record, or a barrier if it is nil.
-func (b *batcher) add(rec *recordv1.Record, done func(error)) {
+// add queues a record, or a barrier if it is nil. A lazy one waits for others.
+func (b *batcher) add(rec *recordv1.Record, done func(error), lazy bool) {
 	it := item{done: done}
 	if rec != nil {
 		encoded, err := proto.Marshal(rec)
@@ -118,11 +121,30 @@ func (b *batcher) add(rec *recordv1.Record, done func(error)) {
 		b.draining = true
 		b.drains.Add(1)
 	}
-	b.mu.Unlock()
-	if drain {
-		go b.drain()
-		return
+	call := lazy && !drain && !b.waking
+	if call {
+		b.waking = true
 	}
+	b.mu.Unlock()
+	switch {
+	case drain:
+		go b.drain()
+	case call:
+		time.AfterFunc(lazyDelay, b.overdue)
+	case !lazy:
+		b.rouse()
+	}
+}
+
+// overdue is called when a lazy record has waited long enough.
+func (b *batcher) overdue() {
+	b.mu.Lock()
+	b.waking = false
+	b.mu.Unlock()
+	b.rouse()
+}
+
+func (b *batcher) rouse() {
 	select {
 	case b.wake <- struct{}{}:
 	default:

@@ -65,14 +65,22 @@ func (l *Lease) LogTime() int64 { return l.logTime + int64(time.Since(l.began)) 
 func (l *Lease) Propose(rec *recordv1.Record, done func(error)) {
 	rec.Epoch = l.epoch
 	rec.Term = l.term
-	l.batcher.add(rec, done)
+	l.batcher.add(rec, done, false)
+}
+
+// ProposeLazily is Propose for a record that nobody waits for: it rides with the
+// shard's next entry, and gets one of its own only if none comes soon.
+func (l *Lease) ProposeLazily(rec *recordv1.Record, done func(error)) {
+	rec.Epoch = l.epoch
+	rec.Term = l.term
+	l.batcher.add(rec, done, true)
 }
 
 // Barrier calls done, in order with Propose, once everything that was committed
 // before the call is applied here and the lease is proven to have held after it:
 // what is then read from the store is linearizable. All barriers that wait for
 // the same log entry share one record. The errors are those of Propose.
-func (l *Lease) Barrier(done func(error)) { l.batcher.add(nil, done) }
+func (l *Lease) Barrier(done func(error)) { l.batcher.add(nil, done, false) }
 
 // Checkpoint makes every replica remember its state hash at one index under the
 // audit's name. It waits until this replica has applied it.
