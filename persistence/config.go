@@ -33,6 +33,9 @@ type Config struct {
 	// FlushSlot staggers the flushes of a node's stores: a flush begins when a
 	// value could be sent, and takes one out when it ends. Nil: no stagger.
 	FlushSlot chan struct{}
+	// Flushing is called when a flush begins to write, and what it returns when
+	// the flush has ended. Both must return soon. May be nil.
+	Flushing func() (ended func())
 	// OnFailure is called once, from the flusher, when the file cannot be
 	// written. The replica must then be shut down. It must not call Close.
 	OnFailure func(error)
@@ -47,6 +50,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.FlushRecords == 0 {
 		c.FlushRecords = 20_000
+	}
+	if c.Flushing == nil {
+		c.Flushing = func() func() { return func() {} }
 	}
 	if c.OnFailure == nil {
 		c.OnFailure = func(error) {}

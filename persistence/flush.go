@@ -61,7 +61,9 @@ func (s *Store) flush() {
 	if b == nil {
 		return
 	}
+	ended := s.cfg.Flushing()
 	err := guard(s.cfg.Path, func() error { return b.write(db) })
+	ended()
 	s.mu.Lock()
 	report := false
 	if err == nil {

@@ -50,6 +50,9 @@ type StoreConfig struct {
 	// FlushInterval and FlushRecords: see persistence.Config.
 	FlushInterval time.Duration
 	FlushRecords  int
+	// Flushing is called when a flush begins, and what it returns when it has
+	// ended; may be nil.
+	Flushing func() (ended func())
 	// Flushes is how many files may be flushed at once; 2 if 0.
 	Flushes int
 }

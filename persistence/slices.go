@@ -1,0 +1,157 @@
+package persistence
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/entity"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// Pair is the name of a lane or of an applied mark. As a position, the zero Pair
+// stands before all.
+type Pair struct{ Source, Destination entity.Ref }
+
+// LaneState is a lane with its name.
+type LaneState struct {
+	Pair
+	Lane *recordv1.Lane
+}
+
+// MarkState is an applied mark with the name of its lane.
+type MarkState struct {
+	Pair
+	Mark *recordv1.Applied
+}
+
+// LanesAfter are lanes in the order of (source, destination), behind a position:
+// at most limit of them. It is for walks that are spread over time; what a walk
+// sees of a lane is as new as its step.
+func (s *Store) LanesAfter(at Pair, limit int) ([]LaneState, error) {
+	var list []LaneState
+	err := s.pairsAfter(lanesBucket, at.Source, at.Destination, limit, func(source, destination entity.Ref, value []byte) error {
+		lane := &recordv1.Lane{}
+		list = append(list, LaneState{Pair{source, destination}, lane})
+		return proto.Unmarshal(value, lane)
+	})
+	return list, err
+}
+
+// MarksAfter are applied marks in the order of (destination, source), behind a
+// position: at most limit of them.
+func (s *Store) MarksAfter(at Pair, limit int) ([]MarkState, error) {
+	var list []MarkState
+	err := s.pairsAfter(appliedBucket, at.Destination, at.Source, limit, func(destination, source entity.Ref, value []byte) error {
+		mark := &recordv1.Applied{}
+		list = append(list, MarkState{Pair{source, destination}, mark})
+		return proto.Unmarshal(value, mark)
+	})
+	return list, err
+}
+
+// MarksOf are the applied marks of one destination in the order of their sources:
+// at most limit of them.
+func (s *Store) MarksOf(destination entity.Ref, limit int) ([]MarkState, error) {
+	var list []MarkState
+	err := s.read(func(v *view) error {
+		c := v.cursor(appliedBucket, string(appendRef(nil, destination)))
+		for ok := c.first(); ok && len(list) < limit; ok = c.next() {
+			_, source, _, err := cutPair(c.key)
+			if err != nil {
+				return err
+			}
+			mark := &recordv1.Applied{}
+			if err := proto.Unmarshal(c.value, mark); err != nil {
+				return err
+			}
+			list = append(list, MarkState{Pair{source, destination}, mark})
+		}
+		return nil
+	})
+	return list, err
+}
+
+// pairsAfter visits pairs of a bucket whose keys name two entities, behind a
+// position.
+func (s *Store) pairsAfter(b bucket, first, second entity.Ref, limit int, visit func(first, second entity.Ref, value []byte) error) error {
+	return s.read(func(v *view) error {
+		c := v.cursor(b, "")
+		ok := false
+		if first == (entity.Ref{}) {
+			ok = c.first()
+		} else {
+			ok = c.behind(pairKey(first, second))
+		}
+		for n := 0; ok && n < limit; ok, n = c.next(), n+1 {
+			first, second, _, err := cutPair(c.key)
+			if err != nil {
+				return err
+			}
+			if err := visit(first, second, c.value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// OldestRow is the earliest acceptance time among the first rows of all lanes that
+// are active, Unix nanoseconds; 0 if no row waits. It looks at one row a lane and
+// keeps nobody waiting meanwhile.
+func (s *Store) OldestRow(ctx context.Context) (acceptedAt int64, err error) {
+	c, err := s.scan(ctx)
+	if err != nil {
+		return 0, err
+	}
+	err = guard(c.path, func() error {
+		defer c.close()
+		rows := c.cursor(outboxBucket, "")
+		for ok := rows.first(); ok; {
+			if err := c.step(); err != nil {
+				return err
+			}
+			lane := rows.key[:len(rows.key)-numberSize]
+			active, err := c.activeLane(lane)
+			if err != nil {
+				return err
+			}
+			if active {
+				row := &recordv1.Row{}
+				if err := proto.Unmarshal(rows.value, row); err != nil {
+					return err
+				}
+				if acceptedAt == 0 || row.GetAcceptedAt() < acceptedAt {
+					acceptedAt = row.GetAcceptedAt()
+				}
+			}
+			ok = rows.behind(lane)
+		}
+		return nil
+	})
+	return acceptedAt, err
+}
+
+// FileBytes is the size of the shard file and how much of it holds content. The
+// rest are free pages, which later flushes use again.
+func (s *Store) FileBytes() (total, live int64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.state.closed {
+		return 0, 0
+	}
+	err := guard(s.cfg.Path, func() error {
+		tx, err := s.db.Begin(false)
+		if err != nil {
+			return err
+		}
+		total = tx.Size()
+		stats := s.db.Stats()
+		live = total - int64(stats.FreePageN+stats.PendingPageN)*int64(s.db.Info().PageSize)
+		return tx.Rollback()
+	})
+	if err != nil {
+		return 0, 0
+	}
+	return total, max(0, live)
+}
