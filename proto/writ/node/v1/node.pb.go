@@ -1580,8 +1580,11 @@ type Contract struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Idempotency window, nanoseconds of log time.
 	Window int64 `protobuf:"varint,1,opt,name=window,proto3" json:"window,omitempty"`
-	// Per kind; missing kinds have the window above.
-	WindowByKind  map[string]int64 `protobuf:"bytes,2,rep,name=window_by_kind,json=windowByKind,proto3" json:"window_by_kind,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Per kind; missing kinds have their own window, or else the one above.
+	WindowByKind map[string]int64 `protobuf:"bytes,2,rep,name=window_by_kind,json=windowByKind,proto3" json:"window_by_kind,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// For how long clients may go on retrying one key, nanoseconds. Never above a
+	// window.
+	RetryHorizon  int64 `protobuf:"varint,3,opt,name=retry_horizon,json=retryHorizon,proto3" json:"retry_horizon,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1628,6 +1631,13 @@ func (x *Contract) GetWindowByKind() map[string]int64 {
 		return x.WindowByKind
 	}
 	return nil
+}
+
+func (x *Contract) GetRetryHorizon() int64 {
+	if x != nil {
+		return x.RetryHorizon
+	}
+	return 0
 }
 
 // MetaCommand is one entry of the meta group's log: a compare-and-set.
@@ -2880,6 +2890,664 @@ func (*MoveShardResponse) Descriptor() ([]byte, []int) {
 	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
+// SetContractRequest changes the values that are set.
+type SetContractRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Window *int64                 `protobuf:"varint,1,opt,name=window,proto3,oneof" json:"window,omitempty"`
+	// Nanoseconds by kind; 0 gives the kind the general window again.
+	WindowByKind  map[string]int64 `protobuf:"bytes,2,rep,name=window_by_kind,json=windowByKind,proto3" json:"window_by_kind,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	RetryHorizon  *int64           `protobuf:"varint,3,opt,name=retry_horizon,json=retryHorizon,proto3,oneof" json:"retry_horizon,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetContractRequest) Reset() {
+	*x = SetContractRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetContractRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetContractRequest) ProtoMessage() {}
+
+func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetContractRequest.ProtoReflect.Descriptor instead.
+func (*SetContractRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *SetContractRequest) GetWindow() int64 {
+	if x != nil && x.Window != nil {
+		return *x.Window
+	}
+	return 0
+}
+
+func (x *SetContractRequest) GetWindowByKind() map[string]int64 {
+	if x != nil {
+		return x.WindowByKind
+	}
+	return nil
+}
+
+func (x *SetContractRequest) GetRetryHorizon() int64 {
+	if x != nil && x.RetryHorizon != nil {
+		return *x.RetryHorizon
+	}
+	return 0
+}
+
+// SetContractResponse is the contract as it is now.
+type SetContractResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Contract      *Contract              `protobuf:"bytes,1,opt,name=contract,proto3" json:"contract,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetContractResponse) Reset() {
+	*x = SetContractResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetContractResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetContractResponse) ProtoMessage() {}
+
+func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetContractResponse.ProtoReflect.Descriptor instead.
+func (*SetContractResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *SetContractResponse) GetContract() *Contract {
+	if x != nil {
+		return x.Contract
+	}
+	return nil
+}
+
+// LaneName names a lane.
+type LaneName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        *v11.Ref               `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Destination   *v11.Ref               `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaneName) Reset() {
+	*x = LaneName{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaneName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaneName) ProtoMessage() {}
+
+func (x *LaneName) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaneName.ProtoReflect.Descriptor instead.
+func (*LaneName) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *LaneName) GetSource() *v11.Ref {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *LaneName) GetDestination() *v11.Ref {
+	if x != nil {
+		return x.Destination
+	}
+	return nil
+}
+
+type LookupLanesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// false: the shard holds the lanes' sources; true: their destinations.
+	AsDestination bool        `protobuf:"varint,2,opt,name=as_destination,json=asDestination,proto3" json:"as_destination,omitempty"`
+	Lanes         []*LaneName `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupLanesRequest) Reset() {
+	*x = LookupLanesRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupLanesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupLanesRequest) ProtoMessage() {}
+
+func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupLanesRequest.ProtoReflect.Descriptor instead.
+func (*LookupLanesRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *LookupLanesRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *LookupLanesRequest) GetAsDestination() bool {
+	if x != nil {
+		return x.AsDestination
+	}
+	return false
+}
+
+func (x *LookupLanesRequest) GetLanes() []*LaneName {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+// LookupLanesResponse has one entry per lane asked for, in the same order.
+type LookupLanesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lanes         []*AuditLane           `protobuf:"bytes,1,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupLanesResponse) Reset() {
+	*x = LookupLanesResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupLanesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupLanesResponse) ProtoMessage() {}
+
+func (x *LookupLanesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupLanesResponse.ProtoReflect.Descriptor instead.
+func (*LookupLanesResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *LookupLanesResponse) GetLanes() []*AuditLane {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+type AuditFindingsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditFindingsRequest) Reset() {
+	*x = AuditFindingsRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditFindingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditFindingsRequest) ProtoMessage() {}
+
+func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditFindingsRequest.ProtoReflect.Descriptor instead.
+func (*AuditFindingsRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *AuditFindingsRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+// AuditFindingsResponse is what the background auditor knows of one shard.
+type AuditFindingsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Node  string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// End of the last recount, Unix nanoseconds; 0: none yet in this term.
+	FinishedAt int64  `protobuf:"varint,3,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"`
+	Index      uint64 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`
+	Effects    uint64 `protobuf:"varint,5,opt,name=effects,proto3" json:"effects,omitempty"`
+	Keys       uint64 `protobuf:"varint,6,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Lanes compared with their other end so far.
+	LanesChecked  uint64   `protobuf:"varint,7,opt,name=lanes_checked,json=lanesChecked,proto3" json:"lanes_checked,omitempty"`
+	Findings      []string `protobuf:"bytes,8,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditFindingsResponse) Reset() {
+	*x = AuditFindingsResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditFindingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditFindingsResponse) ProtoMessage() {}
+
+func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditFindingsResponse.ProtoReflect.Descriptor instead.
+func (*AuditFindingsResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *AuditFindingsResponse) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *AuditFindingsResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AuditFindingsResponse) GetFinishedAt() int64 {
+	if x != nil {
+		return x.FinishedAt
+	}
+	return 0
+}
+
+func (x *AuditFindingsResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *AuditFindingsResponse) GetEffects() uint64 {
+	if x != nil {
+		return x.Effects
+	}
+	return 0
+}
+
+func (x *AuditFindingsResponse) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *AuditFindingsResponse) GetLanesChecked() uint64 {
+	if x != nil {
+		return x.LanesChecked
+	}
+	return 0
+}
+
+func (x *AuditFindingsResponse) GetFindings() []string {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// InspectRequest names an entity, and perhaps one key of it.
+type InspectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entity        *v11.Ref               `protobuf:"bytes,1,opt,name=entity,proto3" json:"entity,omitempty"`
+	CommandType   string                 `protobuf:"bytes,2,opt,name=command_type,json=commandType,proto3" json:"command_type,omitempty"`
+	Key           []byte                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectRequest) Reset() {
+	*x = InspectRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectRequest) ProtoMessage() {}
+
+func (x *InspectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
+func (*InspectRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *InspectRequest) GetEntity() *v11.Ref {
+	if x != nil {
+		return x.Entity
+	}
+	return nil
+}
+
+func (x *InspectRequest) GetCommandType() string {
+	if x != nil {
+		return x.CommandType
+	}
+	return ""
+}
+
+func (x *InspectRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// InspectResponse is what the leader of the entity's shard has stored.
+type InspectResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Shard  uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Leader string                 `protobuf:"bytes,2,opt,name=leader,proto3" json:"leader,omitempty"`
+	Term   uint64                 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
+	// Unset if the entity has never handled anything.
+	Entity *v11.EntityRecord `protobuf:"bytes,4,opt,name=entity,proto3" json:"entity,omitempty"`
+	// Without its reply. Unset if nothing is stored under the key.
+	Key *v11.KeyRecord `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	// The shard's log time, and the acceptance time up to which keys are forgotten.
+	LogTime        int64 `protobuf:"varint,6,opt,name=log_time,json=logTime,proto3" json:"log_time,omitempty"`
+	ExpiredThrough int64 `protobuf:"varint,7,opt,name=expired_through,json=expiredThrough,proto3" json:"expired_through,omitempty"`
+	// Lanes from this entity; the first 100 that hold rows come first.
+	Outgoing []*InspectedLane `protobuf:"bytes,8,rep,name=outgoing,proto3" json:"outgoing,omitempty"`
+	// Lanes to this entity, the first 100.
+	Incoming []*AuditLane `protobuf:"bytes,9,rep,name=incoming,proto3" json:"incoming,omitempty"`
+	// There are more lanes than shown.
+	Cut           bool `protobuf:"varint,10,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectResponse) Reset() {
+	*x = InspectResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectResponse) ProtoMessage() {}
+
+func (x *InspectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
+func (*InspectResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *InspectResponse) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *InspectResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetEntity() *v11.EntityRecord {
+	if x != nil {
+		return x.Entity
+	}
+	return nil
+}
+
+func (x *InspectResponse) GetKey() *v11.KeyRecord {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *InspectResponse) GetLogTime() int64 {
+	if x != nil {
+		return x.LogTime
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetExpiredThrough() int64 {
+	if x != nil {
+		return x.ExpiredThrough
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetOutgoing() []*InspectedLane {
+	if x != nil {
+		return x.Outgoing
+	}
+	return nil
+}
+
+func (x *InspectResponse) GetIncoming() []*AuditLane {
+	if x != nil {
+		return x.Incoming
+	}
+	return nil
+}
+
+func (x *InspectResponse) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+// InspectedLane is a lane and its first rows, without their payloads.
+type InspectedLane struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Destination   *v11.Ref               `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	Lane          *v11.Lane              `protobuf:"bytes,2,opt,name=lane,proto3" json:"lane,omitempty"`
+	Rows          []*v11.Row             `protobuf:"bytes,3,rep,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectedLane) Reset() {
+	*x = InspectedLane{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectedLane) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectedLane) ProtoMessage() {}
+
+func (x *InspectedLane) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectedLane.ProtoReflect.Descriptor instead.
+func (*InspectedLane) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *InspectedLane) GetDestination() *v11.Ref {
+	if x != nil {
+		return x.Destination
+	}
+	return nil
+}
+
+func (x *InspectedLane) GetLane() *v11.Lane {
+	if x != nil {
+		return x.Lane
+	}
+	return nil
+}
+
+func (x *InspectedLane) GetRows() []*v11.Row {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
 var File_writ_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_writ_node_v1_node_proto_rawDesc = "" +
@@ -3019,10 +3687,11 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\xb3\x01\n" +
+	"generation\"\xd8\x01\n" +
 	"\bContract\x12\x16\n" +
 	"\x06window\x18\x01 \x01(\x03R\x06window\x12N\n" +
-	"\x0ewindow_by_kind\x18\x02 \x03(\v2(.writ.node.v1.Contract.WindowByKindEntryR\fwindowByKind\x1a?\n" +
+	"\x0ewindow_by_kind\x18\x02 \x03(\v2(.writ.node.v1.Contract.WindowByKindEntryR\fwindowByKind\x12#\n" +
+	"\rretry_horizon\x18\x03 \x01(\x03R\fretryHorizon\x1a?\n" +
 	"\x11WindowByKindEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"]\n" +
@@ -3122,7 +3791,59 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\tR\x02to\"\x13\n" +
-	"\x11MoveShardResponse2\xb8\x04\n" +
+	"\x11MoveShardResponse\"\x93\x02\n" +
+	"\x12SetContractRequest\x12\x1b\n" +
+	"\x06window\x18\x01 \x01(\x03H\x00R\x06window\x88\x01\x01\x12X\n" +
+	"\x0ewindow_by_kind\x18\x02 \x03(\v22.writ.node.v1.SetContractRequest.WindowByKindEntryR\fwindowByKind\x12(\n" +
+	"\rretry_horizon\x18\x03 \x01(\x03H\x01R\fretryHorizon\x88\x01\x01\x1a?\n" +
+	"\x11WindowByKindEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\t\n" +
+	"\a_windowB\x10\n" +
+	"\x0e_retry_horizon\"I\n" +
+	"\x13SetContractResponse\x122\n" +
+	"\bcontract\x18\x01 \x01(\v2\x16.writ.node.v1.ContractR\bcontract\"n\n" +
+	"\bLaneName\x12+\n" +
+	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x125\n" +
+	"\vdestination\x18\x02 \x01(\v2\x13.writ.record.v1.RefR\vdestination\"\x7f\n" +
+	"\x12LookupLanesRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12%\n" +
+	"\x0eas_destination\x18\x02 \x01(\bR\rasDestination\x12,\n" +
+	"\x05lanes\x18\x03 \x03(\v2\x16.writ.node.v1.LaneNameR\x05lanes\"D\n" +
+	"\x13LookupLanesResponse\x12-\n" +
+	"\x05lanes\x18\x01 \x03(\v2\x17.writ.node.v1.AuditLaneR\x05lanes\",\n" +
+	"\x14AuditFindingsRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\"\xe7\x01\n" +
+	"\x15AuditFindingsResponse\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1f\n" +
+	"\vfinished_at\x18\x03 \x01(\x03R\n" +
+	"finishedAt\x12\x14\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\x12\x18\n" +
+	"\aeffects\x18\x05 \x01(\x04R\aeffects\x12\x12\n" +
+	"\x04keys\x18\x06 \x01(\x04R\x04keys\x12#\n" +
+	"\rlanes_checked\x18\a \x01(\x04R\flanesChecked\x12\x1a\n" +
+	"\bfindings\x18\b \x03(\tR\bfindings\"r\n" +
+	"\x0eInspectRequest\x12+\n" +
+	"\x06entity\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06entity\x12!\n" +
+	"\fcommand_type\x18\x02 \x01(\tR\vcommandType\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\"\xfa\x02\n" +
+	"\x0fInspectResponse\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
+	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
+	"\x04term\x18\x03 \x01(\x04R\x04term\x124\n" +
+	"\x06entity\x18\x04 \x01(\v2\x1c.writ.record.v1.EntityRecordR\x06entity\x12+\n" +
+	"\x03key\x18\x05 \x01(\v2\x19.writ.record.v1.KeyRecordR\x03key\x12\x19\n" +
+	"\blog_time\x18\x06 \x01(\x03R\alogTime\x12'\n" +
+	"\x0fexpired_through\x18\a \x01(\x03R\x0eexpiredThrough\x127\n" +
+	"\boutgoing\x18\b \x03(\v2\x1b.writ.node.v1.InspectedLaneR\boutgoing\x123\n" +
+	"\bincoming\x18\t \x03(\v2\x17.writ.node.v1.AuditLaneR\bincoming\x12\x10\n" +
+	"\x03cut\x18\n" +
+	" \x01(\bR\x03cut\"\x99\x01\n" +
+	"\rInspectedLane\x125\n" +
+	"\vdestination\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12(\n" +
+	"\x04lane\x18\x02 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\x12'\n" +
+	"\x04rows\x18\x03 \x03(\v2\x13.writ.record.v1.RowR\x04rows2\xb8\x04\n" +
 	"\vNodeService\x12F\n" +
 	"\aForward\x12\x1c.writ.node.v1.ForwardRequest\x1a\x1d.writ.node.v1.ForwardResponse\x12F\n" +
 	"\aDeliver\x12\x1c.writ.node.v1.DeliverRequest\x1a\x1d.writ.node.v1.DeliverResponse\x12F\n" +
@@ -3130,7 +3851,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\bRegister\x12\x1d.writ.node.v1.RegisterRequest\x1a\x1e.writ.node.v1.RegisterResponse\x12X\n" +
 	"\rReplicaStatus\x12\".writ.node.v1.ReplicaStatusRequest\x1a#.writ.node.v1.ReplicaStatusResponse\x12C\n" +
 	"\x06Report\x12\x1b.writ.node.v1.ReportRequest\x1a\x1c.writ.node.v1.ReportResponse\x12g\n" +
-	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\xa8\x04\n" +
+	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\xf2\x06\n" +
 	"\fAdminService\x12C\n" +
 	"\x06Status\x12\x1b.writ.node.v1.StatusRequest\x1a\x1c.writ.node.v1.StatusResponse\x12O\n" +
 	"\n" +
@@ -3140,7 +3861,11 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tDiskProbe\x12\x1e.writ.node.v1.DiskProbeRequest\x1a\x1f.writ.node.v1.DiskProbeResponse\x12E\n" +
 	"\tListLanes\x12\x1e.writ.node.v1.ListLanesRequest\x1a\x16.writ.node.v1.LaneInfo0\x01\x12U\n" +
 	"\fSetNodeState\x12!.writ.node.v1.SetNodeStateRequest\x1a\".writ.node.v1.SetNodeStateResponse\x12L\n" +
-	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponseB Z\x1ewrit/proto/writ/node/v1;nodev1b\x06proto3"
+	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponse\x12R\n" +
+	"\vSetContract\x12 .writ.node.v1.SetContractRequest\x1a!.writ.node.v1.SetContractResponse\x12R\n" +
+	"\vLookupLanes\x12 .writ.node.v1.LookupLanesRequest\x1a!.writ.node.v1.LookupLanesResponse\x12X\n" +
+	"\rAuditFindings\x12\".writ.node.v1.AuditFindingsRequest\x1a#.writ.node.v1.AuditFindingsResponse\x12F\n" +
+	"\aInspect\x12\x1c.writ.node.v1.InspectRequest\x1a\x1d.writ.node.v1.InspectResponseB Z\x1ewrit/proto/writ/node/v1;nodev1b\x06proto3"
 
 var (
 	file_writ_node_v1_node_proto_rawDescOnce sync.Once
@@ -3155,7 +3880,7 @@ func file_writ_node_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_writ_node_v1_node_proto_goTypes = []any{
 	(Refusal_Kind)(0),                  // 0: writ.node.v1.Refusal.Kind
 	(NodeEntry_State)(0),               // 1: writ.node.v1.NodeEntry.State
@@ -3197,81 +3922,116 @@ var file_writ_node_v1_node_proto_goTypes = []any{
 	(*SetNodeStateResponse)(nil),       // 37: writ.node.v1.SetNodeStateResponse
 	(*MoveShardRequest)(nil),           // 38: writ.node.v1.MoveShardRequest
 	(*MoveShardResponse)(nil),          // 39: writ.node.v1.MoveShardResponse
-	nil,                                // 40: writ.node.v1.MetaState.NodesEntry
-	nil,                                // 41: writ.node.v1.Contract.WindowByKindEntry
-	(*v1.SubmitRequest)(nil),           // 42: writ.v1.SubmitRequest
-	(*v1.ReadRequest)(nil),             // 43: writ.v1.ReadRequest
-	(*v1.OutcomeRequest)(nil),          // 44: writ.v1.OutcomeRequest
-	(*v1.SubmitResponse)(nil),          // 45: writ.v1.SubmitResponse
-	(*v1.ReadResponse)(nil),            // 46: writ.v1.ReadResponse
-	(*v1.OutcomeResponse)(nil),         // 47: writ.v1.OutcomeResponse
-	(*v11.Row)(nil),                    // 48: writ.record.v1.Row
-	(*v11.Ref)(nil),                    // 49: writ.record.v1.Ref
-	(*v11.Lane)(nil),                   // 50: writ.record.v1.Lane
+	(*SetContractRequest)(nil),         // 40: writ.node.v1.SetContractRequest
+	(*SetContractResponse)(nil),        // 41: writ.node.v1.SetContractResponse
+	(*LaneName)(nil),                   // 42: writ.node.v1.LaneName
+	(*LookupLanesRequest)(nil),         // 43: writ.node.v1.LookupLanesRequest
+	(*LookupLanesResponse)(nil),        // 44: writ.node.v1.LookupLanesResponse
+	(*AuditFindingsRequest)(nil),       // 45: writ.node.v1.AuditFindingsRequest
+	(*AuditFindingsResponse)(nil),      // 46: writ.node.v1.AuditFindingsResponse
+	(*InspectRequest)(nil),             // 47: writ.node.v1.InspectRequest
+	(*InspectResponse)(nil),            // 48: writ.node.v1.InspectResponse
+	(*InspectedLane)(nil),              // 49: writ.node.v1.InspectedLane
+	nil,                                // 50: writ.node.v1.MetaState.NodesEntry
+	nil,                                // 51: writ.node.v1.Contract.WindowByKindEntry
+	nil,                                // 52: writ.node.v1.SetContractRequest.WindowByKindEntry
+	(*v1.SubmitRequest)(nil),           // 53: writ.v1.SubmitRequest
+	(*v1.ReadRequest)(nil),             // 54: writ.v1.ReadRequest
+	(*v1.OutcomeRequest)(nil),          // 55: writ.v1.OutcomeRequest
+	(*v1.SubmitResponse)(nil),          // 56: writ.v1.SubmitResponse
+	(*v1.ReadResponse)(nil),            // 57: writ.v1.ReadResponse
+	(*v1.OutcomeResponse)(nil),         // 58: writ.v1.OutcomeResponse
+	(*v11.Row)(nil),                    // 59: writ.record.v1.Row
+	(*v11.Ref)(nil),                    // 60: writ.record.v1.Ref
+	(*v11.Lane)(nil),                   // 61: writ.record.v1.Lane
+	(*v11.EntityRecord)(nil),           // 62: writ.record.v1.EntityRecord
+	(*v11.KeyRecord)(nil),              // 63: writ.record.v1.KeyRecord
 }
 var file_writ_node_v1_node_proto_depIdxs = []int32{
-	42, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
-	43, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
-	44, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
-	44, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
-	45, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
-	46, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
-	47, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
-	48, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
+	53, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
+	54, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
+	55, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
+	55, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
+	56, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
+	57, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
+	58, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
+	59, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
 	6,  // 8: writ.node.v1.DeliverResponse.refusal:type_name -> writ.node.v1.Refusal
 	0,  // 9: writ.node.v1.Refusal.kind:type_name -> writ.node.v1.Refusal.Kind
 	25, // 10: writ.node.v1.ReportResponse.shards:type_name -> writ.node.v1.ShardStatus
-	40, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
+	50, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
 	19, // 12: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
 	21, // 13: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
 	1,  // 14: writ.node.v1.NodeEntry.state:type_name -> writ.node.v1.NodeEntry.State
 	20, // 15: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
-	41, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
+	51, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
 	17, // 17: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
 	17, // 18: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
 	25, // 19: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
 	26, // 20: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
 	29, // 21: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
-	49, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
-	49, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
-	49, // 24: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
-	49, // 25: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
-	50, // 26: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
+	60, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
+	60, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
+	60, // 24: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
+	60, // 25: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
+	61, // 26: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
 	1,  // 27: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
-	18, // 28: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
-	2,  // 29: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
-	4,  // 30: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
-	7,  // 31: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
-	9,  // 32: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
-	11, // 33: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
-	13, // 34: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
-	15, // 35: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
-	23, // 36: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
-	27, // 37: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
-	30, // 38: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
-	32, // 39: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
-	34, // 40: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
-	36, // 41: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
-	38, // 42: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
-	3,  // 43: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
-	5,  // 44: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
-	8,  // 45: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
-	10, // 46: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
-	12, // 47: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
-	14, // 48: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
-	16, // 49: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
-	24, // 50: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
-	28, // 51: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
-	31, // 52: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
-	33, // 53: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
-	35, // 54: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
-	37, // 55: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
-	39, // 56: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
-	43, // [43:57] is the sub-list for method output_type
-	29, // [29:43] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	52, // 28: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
+	21, // 29: writ.node.v1.SetContractResponse.contract:type_name -> writ.node.v1.Contract
+	60, // 30: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
+	60, // 31: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
+	42, // 32: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
+	31, // 33: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
+	60, // 34: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
+	62, // 35: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
+	63, // 36: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
+	49, // 37: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
+	31, // 38: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
+	60, // 39: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
+	61, // 40: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
+	59, // 41: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
+	18, // 42: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
+	2,  // 43: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
+	4,  // 44: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
+	7,  // 45: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
+	9,  // 46: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
+	11, // 47: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
+	13, // 48: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
+	15, // 49: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
+	23, // 50: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
+	27, // 51: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
+	30, // 52: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
+	32, // 53: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
+	34, // 54: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
+	36, // 55: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
+	38, // 56: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
+	40, // 57: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
+	43, // 58: writ.node.v1.AdminService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
+	45, // 59: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
+	47, // 60: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
+	3,  // 61: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
+	5,  // 62: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
+	8,  // 63: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
+	10, // 64: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
+	12, // 65: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
+	14, // 66: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
+	16, // 67: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
+	24, // 68: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
+	28, // 69: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
+	31, // 70: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
+	33, // 71: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
+	35, // 72: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
+	37, // 73: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
+	39, // 74: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
+	41, // 75: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
+	44, // 76: writ.node.v1.AdminService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
+	46, // 77: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
+	48, // 78: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
+	61, // [61:79] is the sub-list for method output_type
+	43, // [43:61] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_writ_node_v1_node_proto_init() }
@@ -3290,13 +4050,14 @@ func file_writ_node_v1_node_proto_init() {
 		(*ForwardResponse_Read)(nil),
 		(*ForwardResponse_Outcome)(nil),
 	}
+	file_writ_node_v1_node_proto_msgTypes[38].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_node_v1_node_proto_rawDesc), len(file_writ_node_v1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   40,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -374,13 +374,17 @@ var NodeService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	AdminService_Status_FullMethodName       = "/writ.node.v1.AdminService/Status"
-	AdminService_AuditShard_FullMethodName   = "/writ.node.v1.AdminService/AuditShard"
-	AdminService_AuditLanes_FullMethodName   = "/writ.node.v1.AdminService/AuditLanes"
-	AdminService_DiskProbe_FullMethodName    = "/writ.node.v1.AdminService/DiskProbe"
-	AdminService_ListLanes_FullMethodName    = "/writ.node.v1.AdminService/ListLanes"
-	AdminService_SetNodeState_FullMethodName = "/writ.node.v1.AdminService/SetNodeState"
-	AdminService_MoveShard_FullMethodName    = "/writ.node.v1.AdminService/MoveShard"
+	AdminService_Status_FullMethodName        = "/writ.node.v1.AdminService/Status"
+	AdminService_AuditShard_FullMethodName    = "/writ.node.v1.AdminService/AuditShard"
+	AdminService_AuditLanes_FullMethodName    = "/writ.node.v1.AdminService/AuditLanes"
+	AdminService_DiskProbe_FullMethodName     = "/writ.node.v1.AdminService/DiskProbe"
+	AdminService_ListLanes_FullMethodName     = "/writ.node.v1.AdminService/ListLanes"
+	AdminService_SetNodeState_FullMethodName  = "/writ.node.v1.AdminService/SetNodeState"
+	AdminService_MoveShard_FullMethodName     = "/writ.node.v1.AdminService/MoveShard"
+	AdminService_SetContract_FullMethodName   = "/writ.node.v1.AdminService/SetContract"
+	AdminService_LookupLanes_FullMethodName   = "/writ.node.v1.AdminService/LookupLanes"
+	AdminService_AuditFindings_FullMethodName = "/writ.node.v1.AdminService/AuditFindings"
+	AdminService_Inspect_FullMethodName       = "/writ.node.v1.AdminService/Inspect"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -405,6 +409,14 @@ type AdminServiceClient interface {
 	SetNodeState(ctx context.Context, in *SetNodeStateRequest, opts ...grpc.CallOption) (*SetNodeStateResponse, error)
 	// MoveShard replaces one replica of a shard, or moves its leadership.
 	MoveShard(ctx context.Context, in *MoveShardRequest, opts ...grpc.CallOption) (*MoveShardResponse, error)
+	// SetContract changes what the cluster promises.
+	SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error)
+	// LookupLanes tells one side of some lanes. Served by the shard's leader.
+	LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error)
+	// AuditFindings lists what the background auditor of the shard's leader found.
+	AuditFindings(ctx context.Context, in *AuditFindingsRequest, opts ...grpc.CallOption) (*AuditFindingsResponse, error)
+	// Inspect shows all that is stored about one entity, for people.
+	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
 }
 
 type adminServiceClient struct {
@@ -503,6 +515,46 @@ func (c *adminServiceClient) MoveShard(ctx context.Context, in *MoveShardRequest
 	return out, nil
 }
 
+func (c *adminServiceClient) SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetContractResponse)
+	err := c.cc.Invoke(ctx, AdminService_SetContract_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LookupLanesResponse)
+	err := c.cc.Invoke(ctx, AdminService_LookupLanes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) AuditFindings(ctx context.Context, in *AuditFindingsRequest, opts ...grpc.CallOption) (*AuditFindingsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AuditFindingsResponse)
+	err := c.cc.Invoke(ctx, AdminService_AuditFindings_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InspectResponse)
+	err := c.cc.Invoke(ctx, AdminService_Inspect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -525,6 +577,14 @@ type AdminServiceServer interface {
 	SetNodeState(context.Context, *SetNodeStateRequest) (*SetNodeStateResponse, error)
 	// MoveShard replaces one replica of a shard, or moves its leadership.
 	MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error)
+	// SetContract changes what the cluster promises.
+	SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error)
+	// LookupLanes tells one side of some lanes. Served by the shard's leader.
+	LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error)
+	// AuditFindings lists what the background auditor of the shard's leader found.
+	AuditFindings(context.Context, *AuditFindingsRequest) (*AuditFindingsResponse, error)
+	// Inspect shows all that is stored about one entity, for people.
+	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -555,6 +615,18 @@ func (UnimplementedAdminServiceServer) SetNodeState(context.Context, *SetNodeSta
 }
 func (UnimplementedAdminServiceServer) MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MoveShard not implemented")
+}
+func (UnimplementedAdminServiceServer) SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetContract not implemented")
+}
+func (UnimplementedAdminServiceServer) LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LookupLanes not implemented")
+}
+func (UnimplementedAdminServiceServer) AuditFindings(context.Context, *AuditFindingsRequest) (*AuditFindingsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AuditFindings not implemented")
+}
+func (UnimplementedAdminServiceServer) Inspect(context.Context, *InspectRequest) (*InspectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -689,6 +761,78 @@ func _AdminService_MoveShard_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_SetContract_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetContractRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetContract(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetContract_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetContract(ctx, req.(*SetContractRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_LookupLanes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookupLanesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).LookupLanes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_LookupLanes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).LookupLanes(ctx, req.(*LookupLanesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_AuditFindings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AuditFindingsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).AuditFindings(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_AuditFindings_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).AuditFindings(ctx, req.(*AuditFindingsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Inspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Inspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Inspect(ctx, req.(*InspectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -715,6 +859,22 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MoveShard",
 			Handler:    _AdminService_MoveShard_Handler,
+		},
+		{
+			MethodName: "SetContract",
+			Handler:    _AdminService_SetContract_Handler,
+		},
+		{
+			MethodName: "LookupLanes",
+			Handler:    _AdminService_LookupLanes_Handler,
+		},
+		{
+			MethodName: "AuditFindings",
+			Handler:    _AdminService_AuditFindings_Handler,
+		},
+		{
+			MethodName: "Inspect",
+			Handler:    _AdminService_Inspect_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
