@@ -1,11 +1,10 @@
 package persistence
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/encoding/protowire"
-
-	recordv1 "writ/proto/writ/record/v1"
 )
 
 // body is the kind of a record: the number of its field in Record.
@@ -167,7 +166,7 @@ func (r *record) decode(b []byte) error {
 		}
 	}
 	if s.err == nil && r.body == 0 {
-		return fmt.Errorf("no body")
+		return errors.New("record of no kind")
 	}
 	return s.err
 }
@@ -418,9 +417,4 @@ func (l *laneUpdate) decodeChange(b []byte) error {
 		}
 	}
 	return s.err
-}
-
-// recordBuckets says which buckets a mutation may change in format 1.
-func recordBuckets(b bucket) bool {
-	return b == recordv1.Bucket_STATE || b == recordv1.Bucket_TIMERS
 }

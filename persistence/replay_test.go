@@ -38,9 +38,10 @@ func (l log) play(tb testing.TB, s *persistence.Store, from, to int) {
 func makeLog(tb testing.TB, seed uint64, entries int) log {
 	tb.Helper()
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, seed)), leader: newLeader()} //nolint:gosec // a seed, to repeat a failure
+	scratch := create(tb, config(tb))
 	var l log
-	for range entries {
-		term := g.term
+	taken, refused := 0, 0
+	for i := range entries {
 		var records []*recordv1.Record
 		for range 1 + g.IntN(6) {
 			records = append(records, g.record())
@@ -48,13 +49,61 @@ func makeLog(tb testing.TB, seed uint64, entries int) log {
 		if g.IntN(8) == 0 {
 			g.Shuffle(len(records), func(i, j int) { records[i], records[j] = records[j], records[i] })
 		}
-		l = append(l, logEntry{term: term, bytes: encode(tb, g.logTime, records...)})
+		l = append(l, logEntry{term: g.term, bytes: encode(tb, g.logTime, records...)})
+		results, err := scratch.Apply(indexOf(i), g.term, l[i].bytes)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, r := range results {
+			if r != nil {
+				refused++
+				g.resync(tb, scratch)
+			} else {
+				taken++
+			}
+		}
 		g.logTime += int64(g.IntN(int(width) / 2))
 		if g.IntN(10) == 0 {
 			g.term++
 		}
 	}
+	if taken < refused || refused*20 < taken {
+		tb.Fatalf("the log is of little use: %d records taken, %d refused", taken, refused)
+	}
 	return l
+}
+
+// resync makes the leader know what the store holds, as a new one would.
+func (g *generator) resync(tb testing.TB, s *persistence.Store) {
+	tb.Helper()
+	for _, on := range g.names() {
+		r, err := s.Entity(on)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		g.versions[on], g.sequences[on] = r.GetVersion(), r.GetSourceSequence()
+		lanes, err := s.Lanes(on)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, other := range g.names() {
+			a, err := s.Applied(on, other)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			g.lanes[[2]entity.Ref{on, other}] = lanes[other].GetNumbered()
+			g.applied[[2]entity.Ref{on, other}] = a.GetLaneSequence()
+		}
+	}
+}
+
+func (g *generator) names() (all []entity.Ref) {
+	for t := range 2 {
+		for e := range 6 {
+			all = append(all, entity.Ref{Tenant: fmt.Sprint("t", t), Kind: "k", ID: fmt.Sprint("e", e)})
+		}
+	}
+	return all
 }
 
 // generator makes records over few names, so that they meet.
