@@ -183,7 +183,8 @@ type setup struct {
 	credentials *gateway.Credentials
 	limits      func(*gateway.Limits)
 	wait        time.Duration
-	admin       bool // register an operators' service
+	grace       time.Duration // of a superseded node
+	admin       bool          // register an operators' service
 }
 
 type cluster struct {
@@ -226,6 +227,7 @@ func (c *cluster) node(t *testing.T, node string, host gateway.Host, s setup) {
 	c.peers[node] = gateway.NewPeers(pool)
 	router, err := gateway.NewRouter(gateway.RouterConfig{
 		Node: node, ClusterID: id, Host: host, Table: c.table, Peers: c.peers[node], LeaderWait: max(s.wait, time.Millisecond),
+		SupersededGrace: max(s.grace, time.Millisecond),
 	})
 	must(t, err)
 	c.routers[node] = router

@@ -49,7 +49,8 @@ const DefaultLeaderWait = 300 * time.Millisecond
 // triesMax bounds how often one call is tried while leaders come and go.
 const triesMax = 4
 
-// RouterConfig holds what a [Router] needs. All fields but LeaderWait must be set.
+// RouterConfig holds what a [Router] needs. All fields but the
+// durations must be set.
 type RouterConfig struct {
 	// Node is this node's name.
 	Node string
@@ -60,6 +61,9 @@ type RouterConfig struct {
 	Peers     *Peers
 	// LeaderWait bounds the wait for a leader; 0: DefaultLeaderWait.
 	LeaderWait time.Duration
+	// SupersededGrace is how long a node that no longer leads is still waited
+	// for; 0: DefaultSupersededGrace.
+	SupersededGrace time.Duration
 }
 
 // Router carries calls and events to the leader of their shard. It is safe for
@@ -69,6 +73,7 @@ type Router struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed by Wake
+	flights map[*flight]struct{}
 }
 
 // NewRouter makes a router. Call [Router.Wake] whenever the table has changed.
@@ -79,15 +84,23 @@ func NewRouter(cfg RouterConfig) (*Router, error) {
 	if cfg.LeaderWait == 0 {
 		cfg.LeaderWait = DefaultLeaderWait
 	}
-	return &Router{cfg: cfg, changed: make(chan struct{})}, nil
+	if cfg.SupersededGrace == 0 {
+		cfg.SupersededGrace = DefaultSupersededGrace
+	}
+	return &Router{cfg: cfg, changed: make(chan struct{}), flights: make(map[*flight]struct{})}, nil
 }
 
-// Wake tells calls that wait for a leader to look at the table again.
+// Wake tells calls that wait for a leader, or for one that no longer leads, to
+// look at the table again.
 func (r *Router) Wake() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	close(r.changed)
 	r.changed = make(chan struct{})
+	flying := slices.Collect(maps.Keys(r.flights))
+	r.mu.Unlock()
+	for _, f := range flying {
+		r.supersede(f)
+	}
 }
 
 func (r *Router) wakeup() <-chan struct{} {
@@ -195,6 +208,7 @@ func toLeader[Resp any](ctx context.Context, r *Router, ref entity.Ref, wait tim
 		return none, notFormed()
 	}
 	shard := sharding.Locate(n, ref)
+	send = unlessSuperseded(r, send)
 	var over <-chan time.Time // runs from the first refusal
 	for try := 1; ; try++ {
 		wakeup := r.wakeup() // before the table is read, so that no change is missed
