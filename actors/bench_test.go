@@ -32,6 +32,7 @@ func (instant) Barrier(done func(error))                                  { done
 func (instant) Load() (int, int)                                          { return 0, 0 }
 
 func benchRuntime(b *testing.B) *actors.Runtime {
+	b.Helper()
 	registry, err := entity.NewRegistry(kind("counter", hooks{}))
 	if err != nil {
 		b.Fatal(err)
@@ -49,6 +50,7 @@ func benchRuntime(b *testing.B) *actors.Runtime {
 }
 
 func benchRequest(b *testing.B, id, key string) *nodev1.ForwardRequest {
+	b.Helper()
 	return &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
 		Entity: &writv1.EntityRef{Kind: "counter", Id: id}, IdempotencyKey: key, Command: pack(b, &num{Value: 1}),
 	}}}

@@ -193,7 +193,7 @@ func TestFailedRecord(t *testing.T) {
 			lease.release()
 			wantReason(t, (<-calls[0]).err, tt.want)
 			err := (<-late).err // or its turn came later and found the key stored
-			if r := entity.ReasonOf(err); r != entity.NotExecuted && r != entity.OutcomeUnknown && !(tt.applied && r == entity.KeyReused) {
+			if r := entity.ReasonOf(err); r != entity.NotExecuted && r != entity.OutcomeUnknown && (r != entity.KeyReused || !tt.applied) {
 				t.Errorf("another payload: %v", err)
 			}
 			for _, call := range calls[1:] {
@@ -362,7 +362,7 @@ func TestIfVersion(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	e := ref("counter", "a")
 	at := func(version uint64) func(*writv1.SubmitRequest) {
-		return func(r *writv1.SubmitRequest) { r.IfVersion = proto.Uint64(version) }
+		return func(r *writv1.SubmitRequest) { r.IfVersion = new(version) }
 	}
 	for i := range 3 {
 		s := submitted{ref: e, key: fmt.Sprint(i), command: &num{Value: 1}, change: at(uint64(i))}

@@ -3,6 +3,8 @@ package actors
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -259,7 +261,7 @@ func (a *activation) handleEvent(row *recordv1.Row) (*decision, *nodev1.Refusal,
 // rowRefusal turns what went wrong in or after an event's handler into the
 // answer. A failed handler costs the activation.
 func (a *activation) rowRefusal(err error) *nodev1.Refusal {
-	var failure *handlerFailure
+	var failure *handlerError
 	kind := nodev1.Refusal_REJECTED
 	switch {
 	case errors.As(err, &failure):
@@ -272,7 +274,7 @@ func (a *activation) rowRefusal(err error) *nodev1.Refusal {
 }
 
 func refusal(kind nodev1.Refusal_Kind, format string, args ...any) *nodev1.Refusal {
-	return &nodev1.Refusal{Kind: kind, Reason: entity.Errorf("", format, args...).Message}
+	return &nodev1.Refusal{Kind: kind, Reason: strings.ToValidUTF8(fmt.Sprintf(format, args...), "?")}
 }
 
 // committedMarks takes in how far lanes are applied now.

@@ -29,19 +29,19 @@ type origin struct {
 	hops       uint32
 }
 
-// handlerFailure is a handler that panicked or that broke its contract.
-type handlerFailure struct{ text string }
+// handlerError is a handler that panicked or that broke its contract.
+type handlerError struct{ text string }
 
-func (f *handlerFailure) Error() string { return f.text }
+func (f *handlerError) Error() string { return f.text }
 
 // run calls a handler on a clone of the current state. The error is a
-// *entity.Rejection that may be stored, a *handlerFailure, or TOO_LARGE.
+// *entity.Rejection that may be stored, a *handlerError, or TOO_LARGE.
 func (a *activation) run(h *entity.Handler, source entity.Ref, now time.Time, message proto.Message) (*decision, error) {
 	d := &decision{state: proto.Clone(a.current.state)}
 	ctx := entity.NewContext(a.ref, source, now.UTC())
 	reply, err := a.call(h, ctx, d.state, message)
 	if err != nil {
-		return nil, a.handlerError(err)
+		return nil, a.sortOut(err)
 	}
 	d.emitted = ctx.Emitted()
 	if source != (entity.Ref{}) || reply == nil {
@@ -62,16 +62,16 @@ func (a *activation) call(h *entity.Handler, ctx *entity.Context, state, message
 		if p := recover(); p != nil {
 			a.rt.log.Error("a handler panicked", a.attr(), slog.String("message", string(message.ProtoReflect().Descriptor().FullName())),
 				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			err = &handlerFailure{fmt.Sprintf("the handler panicked: %v", p)}
+			err = &handlerError{fmt.Sprintf("the handler panicked: %v", p)}
 		}
 	}()
 	return h.Call(ctx, state, message)
 }
 
-// handlerError sorts out what a handler returned.
-func (a *activation) handlerError(err error) error {
-	var failure *handlerFailure
-	if errors.As(err, &failure) {
+// sortOut checks an error that a handler returned: a rejection must be one that
+// can be stored.
+func (a *activation) sortOut(err error) error {
+	if _, ok := errors.AsType[*handlerError](err); ok {
 		return err
 	}
 	var rejection *entity.Rejection
@@ -98,7 +98,7 @@ func (a *activation) handlerError(err error) error {
 // handlerFailed is for a handler that returned without a panic, but not what it
 // may return.
 func (a *activation) handlerFailed(format string, args ...any) error {
-	f := &handlerFailure{"the handler failed: " + fmt.Sprintf(format, args...)}
+	f := &handlerError{"the handler failed: " + fmt.Sprintf(format, args...)}
 	a.rt.log.Error("a handler failed", a.attr(), errAttr(f))
 	return f
 }

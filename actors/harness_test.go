@@ -95,8 +95,8 @@ type worldConfig struct {
 	change func(*actors.Config)
 }
 
-func newWorld(t testing.TB, c worldConfig) *world {
-	t.Helper()
+func newWorld(tb testing.TB, c worldConfig) *world {
+	tb.Helper()
 	if c.shards == 0 {
 		c.shards = 1
 	}
@@ -105,9 +105,9 @@ func newWorld(t testing.TB, c worldConfig) *world {
 	}
 	registry, err := entity.NewRegistry(c.kinds...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	w := &world{t: t, shards: c.shards, metrics: newMetrics()}
+	w := &world{t: tb, shards: c.shards, metrics: newMetrics()}
 	w.courier = &courier{world: w}
 	cfg := actors.Config{
 		Node: "n1", Registry: registry, Shards: c.shards, Courier: w.courier, Metrics: w.metrics,
@@ -118,35 +118,35 @@ func newWorld(t testing.TB, c worldConfig) *world {
 		c.change(&cfg)
 	}
 	if w.rt, err = actors.New(cfg); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for i, r := range sharding.Split(c.shards) {
 		store, err := persistence.Create(persistence.Config{
-			Path: filepath.Join(t.TempDir(), "shard"), ClusterID: "test", Shard: uint32(i), Range: r,
+			Path: filepath.Join(tb.TempDir(), "shard"), ClusterID: "test", Shard: uint32(i), Range: r,
 			Epoch: 1, Generation: 1, GenerationWidth: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		w.stores = append(w.stores, store)
-		w.logs = append(w.logs, &log{t: t, store: store, poke: w.metrics.poke})
+		w.logs = append(w.logs, &log{t: tb, store: store, poke: w.metrics.poke})
 		w.leases = append(w.leases, nil)
 		if err := w.rt.Open(uint32(i), store); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		w.lead(i)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		if err := w.rt.Close(ctx); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 		for i := range w.stores {
 			w.leases[i].end(nil)
 			w.check(i)
 			if err := w.stores[i].Close(); err != nil {
-				t.Error(err)
+				tb.Error(err)
 			}
 		}
 	})
@@ -183,11 +183,11 @@ func (w *world) shard(ref entity.Ref) uint32 { return sharding.Locate(w.shards, 
 
 func ref(kind, id string) entity.Ref { return entity.Ref{Tenant: "t", Kind: kind, ID: id} }
 
-func pack(t testing.TB, m proto.Message) *anypb.Any {
-	t.Helper()
+func pack(tb testing.TB, m proto.Message) *anypb.Any {
+	tb.Helper()
 	a, err := anypb.New(m)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return a
 }
@@ -261,11 +261,11 @@ func (w *world) readWith(ref entity.Ref, change func(*writv1.ReadRequest)) (*wri
 	return answer.GetRead(), err
 }
 
-func unpack(t testing.TB, a *anypb.Any) int64 {
-	t.Helper()
+func unpack(tb testing.TB, a *anypb.Any) int64 {
+	tb.Helper()
 	n := &num{}
 	if err := a.UnmarshalTo(n); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return n.GetValue()
 }
@@ -299,10 +299,10 @@ func (w *world) drained(from, to entity.Ref, n uint64) {
 	w.metrics.until(w.t, func() bool { return w.lane(from, to).GetConfirmed() >= n })
 }
 
-func wantReason(t testing.TB, err error, want entity.Reason) {
-	t.Helper()
+func wantReason(tb testing.TB, err error, want entity.Reason) {
+	tb.Helper()
 	if got := entity.ReasonOf(err); got != want {
-		t.Errorf("error is %v, want %s", err, want)
+		tb.Errorf("error is %v, want %s", err, want)
 	}
 }
 
@@ -344,8 +344,8 @@ func (m *metrics) get(name string) int {
 }
 
 // until waits for a condition, which is looked at whenever something is counted.
-func (m *metrics) until(t testing.TB, condition func() bool) {
-	t.Helper()
+func (m *metrics) until(tb testing.TB, condition func() bool) {
+	tb.Helper()
 	timeout := time.After(20 * time.Second)
 	for {
 		m.mu.Lock()
@@ -357,7 +357,7 @@ func (m *metrics) until(t testing.TB, condition func() bool) {
 		select {
 		case <-woken:
 		case <-timeout:
-			t.Fatalf("waited in vain; counts: %v", m.counts)
+			tb.Fatalf("waited in vain; counts: %v", m.counts)
 		}
 	}
 }

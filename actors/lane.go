@@ -263,8 +263,7 @@ func (r *relay) trouble(l *lane, err error) {
 	}
 	l.rewind()
 	d := l.delay.NextBackOff()
-	var e *entity.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*entity.Error](err); ok {
 		d = max(d, min(e.RetryAfter, r.rt.cfg.Retry.Most))
 	}
 	r.later(l, pauseTrouble, d)

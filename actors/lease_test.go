@@ -50,7 +50,8 @@ func (l *log) newLease() *lease {
 	l.mu.Unlock()
 	le := &lease{log: l, term: term, base: l.store.Meta().GetLogTime(), began: time.Now(), more: make(chan struct{}, 1), quit: make(chan struct{})}
 	l.t.Cleanup(le.stop)
-	le.ctx, le.cancel = context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	le.ctx, le.cancel = func() context.Context { return ctx }, cancel
 	start := &recordv1.Record{Epoch: 1, Body: &recordv1.Record_TermStart{TermStart: &recordv1.TermStart{Node: "n1"}}}
 	if err := l.apply(term, le.LogTime(), start)[0]; err != nil {
 		l.t.Errorf("term start: %v", err)
@@ -66,7 +67,7 @@ type lease struct {
 	term   uint64
 	base   int64
 	began  time.Time
-	ctx    context.Context
+	ctx    func() context.Context
 	cancel context.CancelFunc
 	more   chan struct{}
 	quit   chan struct{}
@@ -85,7 +86,7 @@ type proposed struct {
 	done func(error)
 }
 
-func (l *lease) Context() context.Context { return l.ctx }
+func (l *lease) Context() context.Context { return l.ctx() }
 func (l *lease) Epoch() uint64            { return 1 }
 func (l *lease) Term() uint64             { return l.term }
 func (l *lease) LogTime() int64           { return l.base + int64(time.Since(l.began)) }

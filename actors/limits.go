@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"writ/actors/entity"
 )
@@ -113,8 +114,10 @@ func tooLarge(limit string, size, most int) *entity.Error {
 		With("limit", limit).With("size", strconv.Itoa(size)).With("max", strconv.Itoa(most))
 }
 
-// cut shortens a text for people to at most n bytes of valid UTF-8.
+// cut shortens a text for people to at most n bytes, and makes it valid UTF-8: a
+// message that holds anything else cannot be sent.
 func cut(text string, n int) string {
+	text = strings.ToValidUTF8(text, "?")
 	if len(text) <= n {
 		return text
 	}

@@ -214,8 +214,13 @@ func (r *relay) update(l *lane, u *recordv1.LaneUpdate) {
 	u.Source, u.Destination = toRef(r.ref), toRef(l.to)
 	r.records++
 	rt, self := r.rt, r.self
-	rec := &recordv1.Record{Body: &recordv1.Record_Lane{Lane: u}}
-	r.lease.Propose(rec, func(err error) { rt.send(self, &marked{l, u, err}) })
+	propose := r.lease.Propose
+	if _, confirms := u.GetChange().(*recordv1.LaneUpdate_Confirm); confirms && l.decision == nil {
+		// Nothing waits for it, and if it is lost the rows are sent again and
+		// confirmed without effect.
+		propose = r.lease.ProposeLazily
+	}
+	propose(&recordv1.Record{Body: &recordv1.Record_Lane{Lane: u}}, func(err error) { rt.send(self, &marked{l, u, err}) })
 }
 
 // later pauses a lane.

@@ -23,7 +23,7 @@ import (
 func emitter(name string) *entity.Kind[*num] {
 	return kind(name, hooks{command: func(c *entity.Context, s *num, what string) error {
 		s.Value++
-		for _, to := range strings.Fields(what) {
+		for to := range strings.FieldsSeq(what) {
 			kind, id, _ := strings.Cut(to, "/")
 			c.Emit(entity.To(kind, id), &num{Value: 1})
 		}
@@ -212,7 +212,7 @@ func TestPoisonAmongGoodLanes(t *testing.T) {
 		emitter("a"), kind("good", hooks{}),
 		kind("panics", hooks{event: func(*entity.Context, *num, int64) error {
 			panics.Add(1)
-			panic("no")
+			panic("no \xff") // what is not UTF-8 cannot be sent
 		}}),
 		kind("rejects", hooks{event: func(c *entity.Context, _ *num, _ int64) error {
 			rejects.Add(1)

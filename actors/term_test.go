@@ -301,8 +301,7 @@ func TestStorm(t *testing.T) {
 				s := submitted{ref: ref("a", fmt.Sprint(i)), key: fmt.Sprint(k), command: &text{Value: "x"}}
 				for {
 					_, err := w.submit(s)
-					switch entity.ReasonOf(err) {
-					case entity.NotExecuted, entity.OutcomeUnknown, entity.HandlerPanic:
+					if r := entity.ReasonOf(err); r == entity.NotExecuted || r == entity.OutcomeUnknown || r == entity.HandlerPanic {
 						continue
 					}
 					if err != nil {

@@ -23,19 +23,21 @@ import (
 )
 
 // sampleType has one field of every kind, a list, maps and a nested message.
-func sampleType(t testing.TB) protoreflect.MessageType {
-	t.Helper()
+func sampleType(tb testing.TB) protoreflect.MessageType {
+	tb.Helper()
 	type kind = descriptorpb.FieldDescriptorProto_Type
 	field := func(name string, n int32, k kind) *descriptorpb.FieldDescriptorProto {
-		return &descriptorpb.FieldDescriptorProto{Name: proto.String(name), Number: proto.Int32(n), Type: k.Enum(),
-			Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum()}
+		return &descriptorpb.FieldDescriptorProto{
+			Name: new(name), Number: new(n), Type: k.Enum(),
+			Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
+		}
 	}
 	repeated := func(f *descriptorpb.FieldDescriptorProto) *descriptorpb.FieldDescriptorProto {
 		f.Label = descriptorpb.FieldDescriptorProto_LABEL_REPEATED.Enum()
 		return f
 	}
 	nested := func(f *descriptorpb.FieldDescriptorProto, typeName string) *descriptorpb.FieldDescriptorProto {
-		f.TypeName = proto.String(typeName)
+		f.TypeName = new(typeName)
 		return f
 	}
 	entry := func(name string, key, value kind) *descriptorpb.DescriptorProto {
@@ -43,14 +45,16 @@ func sampleType(t testing.TB) protoreflect.MessageType {
 		if value == descriptorpb.FieldDescriptorProto_TYPE_MESSAGE {
 			v = nested(v, ".sample.M")
 		}
-		return &descriptorpb.DescriptorProto{Name: proto.String(name), Options: &descriptorpb.MessageOptions{MapEntry: proto.Bool(true)},
-			Field: []*descriptorpb.FieldDescriptorProto{field("key", 1, key), v}}
+		return &descriptorpb.DescriptorProto{
+			Name: new(name), Options: &descriptorpb.MessageOptions{MapEntry: new(true)},
+			Field: []*descriptorpb.FieldDescriptorProto{field("key", 1, key), v},
+		}
 	}
 	presence := field("maybe", 30, descriptorpb.FieldDescriptorProto_TYPE_INT32)
-	presence.Proto3Optional, presence.OneofIndex = proto.Bool(true), proto.Int32(0)
+	presence.Proto3Optional, presence.OneofIndex = new(true), proto.Int32(0)
 	m := &descriptorpb.DescriptorProto{
-		Name:      proto.String("M"),
-		OneofDecl: []*descriptorpb.OneofDescriptorProto{{Name: proto.String("_maybe")}},
+		Name:      new("M"),
+		OneofDecl: []*descriptorpb.OneofDescriptorProto{{Name: new("_maybe")}},
 		NestedType: []*descriptorpb.DescriptorProto{
 			entry("ByTextEntry", descriptorpb.FieldDescriptorProto_TYPE_STRING, descriptorpb.FieldDescriptorProto_TYPE_MESSAGE),
 			entry("ByIntEntry", descriptorpb.FieldDescriptorProto_TYPE_SINT64, descriptorpb.FieldDescriptorProto_TYPE_STRING),
@@ -78,25 +82,25 @@ func sampleType(t testing.TB) protoreflect.MessageType {
 			m.Field = append(m.Field, field("f"+protoreflect.ValueOfInt32(int32(k)).String(), int32(k), k))
 		}
 	}
-	zero := &descriptorpb.EnumValueDescriptorProto{Name: proto.String("E_ZERO"), Number: proto.Int32(0)}
+	zero := &descriptorpb.EnumValueDescriptorProto{Name: new("E_ZERO"), Number: proto.Int32(0)}
 	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
-		Name: proto.String("sample.proto"), Package: proto.String("sample"), Syntax: proto.String("proto3"),
+		Name: new("sample.proto"), Package: new("sample"), Syntax: new("proto3"),
 		Dependency:  []string{"google/protobuf/any.proto"},
-		EnumType:    []*descriptorpb.EnumDescriptorProto{{Name: proto.String("E"), Value: []*descriptorpb.EnumValueDescriptorProto{zero}}},
+		EnumType:    []*descriptorpb.EnumDescriptorProto{{Name: new("E"), Value: []*descriptorpb.EnumValueDescriptorProto{zero}}},
 		MessageType: []*descriptorpb.DescriptorProto{m},
 	}, protoregistry.GlobalFiles)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return dynamicpb.NewMessageType(file.Messages().Get(0))
 }
 
 // parse decodes wire bytes built by parts, in the order given.
-func parse(t testing.TB, typ protoreflect.MessageType, parts ...[]byte) proto.Message {
-	t.Helper()
+func parse(tb testing.TB, typ protoreflect.MessageType, parts ...[]byte) proto.Message {
+	tb.Helper()
 	m := typ.New().Interface()
 	if err := proto.Unmarshal(bytes.Join(parts, nil), m); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return m
 }
@@ -131,14 +135,23 @@ func TestFingerprintSameMeaning(t *testing.T) {
 		{"zero sent explicitly", [][]byte{number(3, 0), text(9)}, nil},
 		{"last value wins", [][]byte{number(3, 1), number(3, 7)}, [][]byte{number(3, 7)}},
 		{"over-long varint", [][]byte{{3 << 3, 0x87, 0x80, 0x00}}, [][]byte{number(3, 7)}},
-		{"map order", [][]byte{text(23, number(1, 2), text(2, b("one"))), text(23, number(1, 1), text(2, b("minus one")))},
-			[][]byte{text(23, number(1, 1), text(2, b("minus one"))), text(23, number(1, 2), text(2, b("one")))}},
+		{
+			"map order",
+			[][]byte{text(23, number(1, 2), text(2, b("one"))), text(23, number(1, 1), text(2, b("minus one")))},
+			[][]byte{text(23, number(1, 1), text(2, b("minus one"))), text(23, number(1, 2), text(2, b("one")))},
+		},
 		{"map zero value left out", [][]byte{text(23, number(1, 2))}, [][]byte{text(23, number(1, 2), text(2))}},
 		{"nested message in two parts", [][]byte{text(20, number(3, 7)), text(20, number(4, 8))}, [][]byte{text(20, number(3, 7), number(4, 8))}},
-		{"any: field order inside", [][]byte{text(27, pack(duration, number(1, 5), number(2, 6)))},
-			[][]byte{text(27, pack(duration, number(2, 6), number(1, 5)))}},
-		{"any: another host", [][]byte{text(27, pack(duration, number(1, 5)))},
-			[][]byte{text(27, pack("example.org/types/google.protobuf.Duration", number(1, 5)))}},
+		{
+			"any: field order inside",
+			[][]byte{text(27, pack(duration, number(1, 5), number(2, 6)))},
+			[][]byte{text(27, pack(duration, number(2, 6), number(1, 5)))},
+		},
+		{
+			"any: another host",
+			[][]byte{text(27, pack(duration, number(1, 5)))},
+			[][]byte{text(27, pack("example.org/types/google.protobuf.Duration", number(1, 5)))},
+		},
 		{"not a number", [][]byte{fixed64(1, math.Float64bits(math.NaN()))}, [][]byte{fixed64(1, 0xfff8_0000_0000_0001)}},
 	}
 	for _, tt := range tests {
