@@ -109,6 +109,16 @@ func (g *group) start(fsm raft.FSM, snapshots raft.SnapshotStore, restoreOnStart
 	return nil
 }
 
+// started reports whether raft may be used.
+func (g *group) started() bool {
+	select {
+	case <-g.ready:
+		return true
+	default:
+		return false
+	}
+}
+
 // observe is called by raft in the middle of its work: it only leaves a sign.
 func (g *group) observe(o *raft.Observation) bool {
 	switch o.Data.(type) {
@@ -186,7 +196,7 @@ func within(limit time.Duration, f func() error) error {
 // does; no node if it knows none. Raft clears the leader before it raises the
 // term, so that a leader read between two reads of the same term is of that term.
 func (g *group) believes() (leader Server, term uint64) {
-	if g.raft == nil {
+	if !g.started() {
 		return Server{}, 0
 	}
 	for {

@@ -244,25 +244,12 @@ func (l *groupLog) bytes() int64 {
 	return l.sizes.total
 }
 
-// pin keeps the entries from index on until a time.
+// pin keeps the entries from index on until a time. It takes the place of the pin
+// before.
 func (l *groupLog) pin(index uint64, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.pinned == 0 || time.Now().After(l.pinnedUntil) || index < l.pinned {
-		l.pinned = index
-	}
-	if until.After(l.pinnedUntil) {
-		l.pinnedUntil = until
-	}
-}
-
-// unpin shortens the time of a pin.
-func (l *groupLog) unpin(index uint64, until time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.pinned == index {
-		l.pinnedUntil = until
-	}
+	l.pinned, l.pinnedUntil = index, until
 }
 
 // empty removes all entries. The caller holds cuts.

@@ -111,12 +111,7 @@ func (h *Host) Open(c ShardConfig) error {
 	if err := h.add(r); err != nil {
 		return fmt.Errorf("open shard %d: %w", c.Shard, err)
 	}
-	err := h.logErr
-	if err == nil {
-		err = aside(r.open)
-	} else {
-		err = oddly("%v", h.logErr)
-	}
+	err := r.begin()
 	if err == nil {
 		r.stand(Serving, "")
 		return nil

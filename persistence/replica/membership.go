@@ -67,7 +67,7 @@ func (g *group) remove(ctx context.Context, s Server) error {
 // change makes one membership change, on the condition that the configuration it
 // was decided on is still the latest.
 func (g *group) change(ctx context.Context, what string, step func(*members) (raft.IndexFuture, error)) error {
-	if g.raft == nil || g.raft.State() != raft.Leader {
+	if !g.started() || g.raft.State() != raft.Leader {
 		return g.errNotLeader()
 	}
 	m := g.members.Load()
@@ -87,7 +87,7 @@ func (g *group) change(ctx context.Context, what string, step func(*members) (ra
 // transfer hands leadership to a node, or to the voter that is furthest if to is
 // empty.
 func (g *group) transfer(ctx context.Context, to string) error {
-	if g.raft == nil || g.raft.State() != raft.Leader {
+	if !g.started() || g.raft.State() != raft.Leader {
 		return g.errNotLeader()
 	}
 	if to == g.self.Node {

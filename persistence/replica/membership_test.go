@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -106,6 +107,68 @@ func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
 	}
 	if r := c.open("c", shardConfig(0, 5, nil)); r.Status().State != Quarantined {
 		t.Errorf("a dropped generation stands as %s", r.Status().State)
+	}
+}
+
+func TestCopiesOfTheFileAreSharedAndKeepTheLog(t *testing.T) {
+	c := newCluster(t, 1, fewTrailingLogs)
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	r := c.host("a").Replica(0)
+	s := newSnapshots(r, t.TempDir(), nil)
+	meta, first, err := s.Open(fileID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 30 {
+		c.write(0, fmt.Sprintf("e%d", i), 0, "x")
+	}
+	again, second, err := s.Open(fileID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.Index != meta.Index || len(filesIn(t, s.dir)) != 1 {
+		t.Errorf("a second copy was made at once: index %d and %d", meta.Index, again.Index)
+	}
+	shorten := func() (first uint64) {
+		flush(t, r)
+		if err := r.raft.Snapshot().Error(); err != nil {
+			t.Fatal(err)
+		}
+		first, _ = r.log.bounds()
+		return first
+	}
+	if got := shorten(); got > meta.Index {
+		t.Errorf("the log begins at %d, behind the copy at %d", got, meta.Index)
+	}
+	s.copies.latest.made = s.copies.latest.made.Add(-2 * copyLife)
+	later, third, err := s.Open(fileID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if later.Index <= meta.Index || len(filesIn(t, s.dir)) != 2 {
+		t.Errorf("an old copy was given out: index %d", later.Index)
+	}
+	c.write(0, "last", 0, "x")
+	if got := shorten(); got > meta.Index {
+		t.Errorf("the log begins at %d, though the copy at %d is still read", got, meta.Index)
+	}
+	for _, source := range []io.Closer{first, second, third, third} {
+		if err := source.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if names := filesIn(t, s.dir); len(names) != 1 {
+		t.Errorf("copies left: %v", names)
+	}
+	c.write(0, "very last", 0, "x")
+	if got := shorten(); got <= meta.Index || got > later.Index {
+		t.Errorf("the log begins at %d, want the index of the last copy, %d", got, later.Index)
+	}
+	s.copies.latest.made = s.copies.latest.made.Add(-2 * copyLife)
+	s.copies.sweep()
+	if names := filesIn(t, s.dir); len(names) != 0 {
+		t.Errorf("copies left: %v", names)
 	}
 }
 

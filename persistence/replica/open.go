@@ -34,6 +34,25 @@ func quarantined(err error) (reason string, ok bool) {
 	return "", false
 }
 
+// begin opens the replica unless it has been closed already.
+func (r *Replica) begin() error {
+	r.life.Lock()
+	defer r.life.Unlock()
+	select {
+	case <-r.stop:
+		return ErrClosed
+	default:
+	}
+	if r.host.logErr != nil {
+		return oddly("%v", r.host.logErr)
+	}
+	if err := aside(r.open); err != nil {
+		return err
+	}
+	r.opened.Store(r.store)
+	return nil
+}
+
 // open reads the replica's log and file, checks them against each other, and
 // starts raft. It must be called through aside: a failing log store ends the
 // goroutine.
@@ -58,10 +77,11 @@ func (r *Replica) open() error {
 	r.owned.Go(func() { l.run(r.notify, r.failed, r.stop) })
 	r.owned.Go(r.watchLeader)
 	f := &fsm{replica: r, store: r.store}
-	if err := r.start(f, newSnapshots(r, r.host.tempDir(), f), false); err != nil {
+	snaps := newSnapshots(r, r.host.tempDir(), f)
+	if err := r.start(f, snaps, false); err != nil {
 		return err
 	}
-	r.goroutine.Go(r.boundLog)
+	r.goroutine.Go(func() { r.tidy(snaps.copies) })
 	return nil
 }
 
@@ -130,12 +150,17 @@ func (r *Replica) compare() error {
 	return nil
 }
 
-// boundPause is the pause between two looks at an oversized log: a pinned log
-// stays so for a while.
-const boundPause = time.Second
+// Pauses of tidy.
+const (
+	boundPause = time.Second // a pinned log stays oversized for a while
+	sweepPause = copyLife / 2
+)
 
-// boundLog trims the log when it has outgrown its bytes, after a flush.
-func (r *Replica) boundLog() {
+// tidy trims the log, after a flush, when it has outgrown its bytes, and deletes
+// old copies of the shard file.
+func (r *Replica) tidy(c *copies) {
+	sweep := time.NewTicker(sweepPause)
+	defer sweep.Stop()
 	for {
 		select {
 		case <-r.log.oversize:
@@ -146,6 +171,8 @@ func (r *Replica) boundLog() {
 				})
 			}
 			pause(r.ctx, boundPause)
+		case <-sweep.C:
+			c.sweep()
 		case <-r.ctx.Done():
 			return
 		}

@@ -80,7 +80,9 @@ type Replica struct {
 	*group
 	host    *Host
 	config  ShardConfig
-	store   *persistence.Store
+	life    sync.Mutex         // open and close exclude each other
+	store   *persistence.Store // of open and of raft's goroutines
+	opened  atomic.Pointer[persistence.Store]
 	stop    chan struct{} // closed by close
 	closing func() error  // once
 	owned   sync.WaitGroup
@@ -144,9 +146,9 @@ func (r *Replica) Shard() uint32 { return r.config.Shard }
 // Server is this replica's name in the group's configuration.
 func (r *Replica) Server() Server { return r.self }
 
-// Store is the shard's data, nil while the replica is quarantined. Of a follower
-// it may be behind.
-func (r *Replica) Store() *persistence.Store { return r.store }
+// Store is the shard's data, nil while the replica is opening or quarantined. Of a
+// follower it may be behind.
+func (r *Replica) Store() *persistence.Store { return r.opened.Load() }
 
 // Lease is the current lease, nil if this replica has none.
 func (r *Replica) Lease() *Lease {
@@ -319,6 +321,8 @@ func (r *Replica) close() error { return r.closing() }
 
 func (r *Replica) closeNow() error {
 	close(r.stop)
+	r.life.Lock()
+	defer r.life.Unlock()
 	r.owned.Wait() // the lease has answered everything
 	err := r.group.stop()
 	if r.store != nil {

@@ -2,8 +2,10 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -191,5 +193,34 @@ func TestBarrierComesBehindWhatWasProposedBefore(t *testing.T) {
 		if got != i {
 			t.Fatalf("callback %d came at place %d", got, i)
 		}
+	}
+}
+
+func TestClosingWhileOpening(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	h := c.start("a")
+	var opening sync.WaitGroup
+	for shard := range uint32(8) {
+		opening.Go(func() {
+			err := h.Open(shardConfig(shard, 1, c.servers(1)))
+			if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, errEnded) {
+				t.Errorf("open shard %d: %v", shard, err)
+			}
+		})
+		opening.Go(func() {
+			if r := h.Replica(shard); r != nil {
+				r.Ready()
+				r.Status()
+				r.Store()
+				_ = r.TransferLeadership(context.Background(), "b")
+			}
+		})
+	}
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	opening.Wait()
+	if err := h.Open(shardConfig(9, 1, nil)); !errors.Is(err, ErrClosed) {
+		t.Errorf("opening on a closed host: %v", err)
 	}
 }

@@ -1,29 +1,17 @@
 package replica
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/hashicorp/raft"
 
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
-)
-
-// Times around the sending of a shard file.
-const (
-	// freshenLimit bounds the flush that makes a file younger before it is sent.
-	freshenLimit = 5 * time.Second
-	// pinWhile and pinAfter are how long the log behind a sent file is kept: while
-	// it is on its way at most, and after it has been read to the end.
-	pinWhile = 10 * time.Minute
-	pinAfter = 30 * time.Second
 )
 
 const fileID = "file"
@@ -35,13 +23,18 @@ type snapshots struct {
 	replica *Replica
 	dir     string // of temporary files
 	fsm     *fsm
+	copies  *copies
 
 	mu       sync.Mutex
 	received map[string]*raft.SnapshotMeta // by path
 }
 
 func newSnapshots(r *Replica, dir string, f *fsm) *snapshots {
-	return &snapshots{replica: r, dir: dir, fsm: f, received: map[string]*raft.SnapshotMeta{}}
+	return &snapshots{
+		replica: r, dir: dir, fsm: f,
+		copies:   &copies{replica: r, dir: dir, older: map[*fileCopy]struct{}{}},
+		received: map[string]*raft.SnapshotMeta{},
+	}
 }
 
 // Create begins a snapshot: of the own file, which needs no writing, or a file
@@ -69,7 +62,7 @@ func (s *snapshots) List() ([]*raft.SnapshotMeta, error) {
 // machine, which asks for it right before it restores.
 func (s *snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	if id == fileID {
-		return s.openFile()
+		return s.copies.open()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,49 +73,6 @@ func (s *snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	delete(s.received, id)
 	s.fsm.received = meta
 	return meta, io.NopCloser(strings.NewReader("")), nil
-}
-
-// openFile copies the shard file, as fresh as it can be had, and reads the copy:
-// a long read of the file itself would hold up its writer and make it grow.
-func (s *snapshots) openFile() (*raft.SnapshotMeta, io.ReadCloser, error) {
-	store := s.replica.store
-	ctx, cancel := context.WithTimeout(s.replica.ctx, freshenLimit)
-	defer cancel()
-	if err := store.WaitFlushed(ctx, store.Meta().GetIndex()); err != nil && s.replica.ctx.Err() != nil {
-		return nil, nil, err
-	}
-	flushedIndex, _ := store.FlushedIndex()
-	s.replica.log.pin(flushedIndex, time.Now().Add(pinWhile))
-	path, meta, err := store.CopyFile(s.dir)
-	if err != nil {
-		return nil, nil, fmt.Errorf("copy the shard file: %w", err)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("open the copy: %w", err), os.Remove(path))
-	}
-	info, err := file.Stat()
-	if err != nil {
-		return nil, nil, errors.Join(err, file.Close(), os.Remove(path))
-	}
-	return &raft.SnapshotMeta{
-		Version: 1, ID: fileID, Index: meta.GetIndex(), Term: meta.GetTerm(), Size: info.Size(),
-		Configuration: configurationOf(meta), ConfigurationIndex: meta.GetConfigurationIndex(),
-	}, &sentFile{File: file, log: s.replica.log, index: flushedIndex}, nil
-}
-
-// sentFile is a temporary copy on its way to a follower.
-type sentFile struct {
-	*os.File
-	log   *groupLog
-	index uint64
-}
-
-// Close removes the copy. The log behind it is kept for a while longer: the
-// follower continues from there.
-func (f *sentFile) Close() error {
-	f.log.unpin(f.index, time.Now().Add(pinAfter))
-	return errors.Join(f.File.Close(), os.Remove(f.Name()))
 }
 
 // sink takes a snapshot. If nothing is written to it, it stands for the own file.
