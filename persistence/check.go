@@ -23,6 +23,7 @@ type content struct {
 type reading struct {
 	content
 	heads  map[uint64]*recordv1.Generation
+	length int64 // of the file
 	hashes [bucketCount + 1]uint64
 	digest xxhash.Digest
 }
@@ -36,9 +37,16 @@ func checkFile(f *os.File, path string, want Config, sameReplica bool) (*content
 	if err != nil {
 		return nil, err
 	}
-	c, err := readFile(f, info.Size())
-	if err != nil {
-		return nil, &Damage{Path: path, What: "is damaged", Err: err}
+	var c *content
+	var broken error
+	if err := guard(path, func() error {
+		c, broken = readFile(f, info.Size())
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	if broken != nil {
+		return nil, &Damage{Path: path, What: "is damaged", Err: broken}
 	}
 	if odd := identity(c.head, want, sameReplica); odd != "" {
 		return nil, &Damage{Path: path, What: odd}
@@ -51,7 +59,7 @@ func readFile(f io.ReaderAt, length int64) (*content, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := reading{heads: map[uint64]*recordv1.Generation{}}
+	r := reading{heads: map[uint64]*recordv1.Generation{}, length: length}
 	if err := p.walk(bucketNames[metaBucket], r.pair); err != nil {
 		return nil, err
 	}
@@ -83,7 +91,8 @@ func (r *reading) pair(path []string, key, value []byte) error {
 	}
 	g := r.generations.at(n)
 	if g.keys == 0 {
-		g.seen.reserve(2 * head.Keys) // room for more
+		// Room for more; the head may be damaged, and every key takes some bytes.
+		g.seen.reserve(min(2*head.Keys, uint64(r.length)/elementSize))
 		g.acceptedLast = head.AcceptedLast
 	}
 	hash := pairHash(&r.digest, b, path[1]+string(key), value)
