@@ -28,6 +28,7 @@ func (empty) Applied(entity.Ref, entity.Ref) (*recordv1.Applied, error)   { retu
 func (empty) Expirable(int64) (uint64, bool)                              { return 0, false }
 func (empty) ExpiredThrough() int64                                       { return 0 }
 func (instant) Propose(_ *recordv1.Record, done func(error))              { done(nil) }
+func (instant) ProposeLazily(_ *recordv1.Record, done func(error))        { done(nil) }
 func (instant) Barrier(done func(error))                                  { done(nil) }
 func (instant) Load() (int, int)                                          { return 0, 0 }
 

@@ -144,6 +144,11 @@ func (r *Runtime) hand(number uint32, c *call, count func(*shard) *gauge) (*shar
 	if n := r.cfg.Shards; n > 0 && sharding.Locate(n, c.ref) != number {
 		return nil, entity.Errorf(entity.NotExecuted, "entity %s does not belong to shard %d", c.ref, number)
 	}
+	if _, isEvent := c.work.(*delivery); !isEvent && r.cfg.Admit != nil {
+		if err := r.cfg.Admit(number); err != nil {
+			return nil, err
+		}
+	}
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if r.closed {
@@ -154,11 +159,6 @@ func (r *Runtime) hand(number uint32, c *call, count func(*shard) *gauge) (*shar
 		return nil, entity.Errorf(entity.NotExecuted, "node %s has no replica of shard %d", r.cfg.Node, number)
 	}
 	g := count(s)
-	if _, isEvent := c.work.(*delivery); !isEvent && r.cfg.Admit != nil {
-		if err := r.cfg.Admit(number); err != nil {
-			return nil, err
-		}
-	}
 	if !g.enter(c.size, int64(r.cfg.Limits.ShardCalls), r.cfg.Limits.ShardBytes) {
 		return nil, overloaded("shard %d has too much work in progress", number)
 	}

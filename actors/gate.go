@@ -51,7 +51,7 @@ type entry struct {
 	place    *list.Element
 	starting bool // counts against the bound of takeover
 	again    bool // start it again when it has ended
-	later    bool // … but not before the next tick
+	later    bool // … but not at once
 }
 
 // entryState is what the gate does with work for the entity.

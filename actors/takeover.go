@@ -2,6 +2,7 @@ package actors
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/asynkron/protoactor-go/actor"
 
@@ -9,6 +10,9 @@ import (
 )
 
 const (
+	// retryStart is the time before an entity that could not be read, or whose relay
+	// failed, is started again.
+	retryStart = 5 * time.Second
 	// startsMost bounds the activations that the gate starts at once by itself.
 	startsMost = 64
 	// pageSize is the number of sources read at once.
@@ -20,7 +24,8 @@ const (
 // somebody asks for them, so a takeover costs the same however many there are.
 type takeover struct {
 	queue    []entity.Ref // to be started
-	later    []entity.Ref // to be queued at the next tick
+	later    []entity.Ref // to be queued when due
+	due      time.Time
 	starting int
 	after    entity.Ref // where the next page begins
 	reading  bool
@@ -77,7 +82,7 @@ func (t *takeover) pump(g *gate, c actor.Context) {
 		t.starting++
 		if _, err := g.activate(c, ref, true); err != nil {
 			t.starting--
-			t.later = append(t.later, ref)
+			t.add(g, c, ref, true)
 			g.rt.log.Error("cannot start an activation", g.attr(), slog.Any("error", err))
 		}
 	}
@@ -107,6 +112,9 @@ func (t *takeover) add(g *gate, c actor.Context, ref entity.Ref, later bool) {
 		return
 	}
 	if later {
+		if len(t.later) == 0 {
+			t.due = g.now.Add(retryStart)
+		}
 		t.later = append(t.later, ref)
 		return
 	}
@@ -116,7 +124,9 @@ func (t *takeover) add(g *gate, c actor.Context, ref entity.Ref, later bool) {
 
 // retry is called with every tick.
 func (t *takeover) retry(g *gate, c actor.Context) {
-	t.queue = append(t.queue, t.later...)
-	t.later = nil
+	if len(t.later) > 0 && !g.now.Before(t.due) {
+		t.queue = append(t.queue, t.later...)
+		t.later = nil
+	}
 	t.pump(g, c)
 }
