@@ -23,7 +23,9 @@ type serveCommand struct {
 	Join         []string `env:"WRIT_JOIN" help:"Gossip addresses of other nodes, host:port."`
 	Zone         string   `env:"WRIT_ZONE" help:"Zone of this node; replicas are spread over zones."`
 	clusterFlags `embed:""`
-	Verbose      bool `help:"Log more."`
+	FreeMinMB    uint64        `name:"free-min-mb" default:"256" env:"WRIT_FREE_MIN_MB" help:"Free space of the data disk, MiB, below which the node takes no commands and hands its leaderships over."`
+	DeadGrace    time.Duration `default:"5m" env:"WRIT_DEAD_GRACE" help:"How long a node may be away before its replicas are placed elsewhere."`
+	Verbose      bool          `help:"Log more."`
 }
 
 // clusterFlags are settings that all nodes share.
@@ -47,6 +49,7 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window,
+		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace,
 		Logger: newLogger(std.err, c.ID, c.Verbose),
 	})
 	if err != nil {

@@ -187,11 +187,19 @@ func (r *replicas) Group(shard uint32) cluster.Group {
 	return nil
 }
 
+// stateLowDisk is the state of a replica whose node has too little disk left.
+const stateLowDisk = "low disk"
+
 // statuses describes the local replicas.
 func (p *parts) statuses() []*nodev1.ShardStatus {
 	var list []*nodev1.ShardStatus
 	for _, r := range p.host.Replicas() {
-		list = append(list, replicaView(r))
+		view := replicaView(r)
+		if reason := p.disk.reason(); reason != "" && view.GetReason() == "" {
+			// No longer "serving": nobody gives it a leadership or a new replica.
+			view.State, view.Reason = stateLowDisk, reason
+		}
+		list = append(list, view)
 	}
 	return list
 }

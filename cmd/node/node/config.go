@@ -8,6 +8,9 @@ import (
 	"net"
 	"regexp"
 	"time"
+
+	"writ/actors/account"
+	"writ/actors/entity"
 )
 
 // Version is the version of this program.
@@ -30,12 +33,26 @@ type Config struct {
 	Tokens       string
 	// Shards counts when this cluster forms; later the cluster's own number holds.
 	Shards uint32
-	// Window is how long idempotency keys are remembered at least.
-	Window time.Duration
+	// Window is how long idempotency keys are remembered at least, and
+	// RetryHorizon for how long clients may retry one key. They are the contract
+	// of a cluster that begins; later they must be the contract's. 0: the
+	// contract's, whatever it is.
+	Window, RetryHorizon time.Duration
+	// Kinds are the kinds of entities; the example's if nil.
+	Kinds []entity.Definer
+	// DiskFreeMin is the free space of the data disk below which no command is
+	// taken, bytes.
+	DiskFreeMin uint64
+	// AuditInterval is the least time between two rounds of the background
+	// auditor, which also rests for 50 times as long as a round took.
+	AuditInterval time.Duration
 	// DeadNodeGrace is how long a node may be away before its replicas are
 	// placed elsewhere.
 	DeadNodeGrace time.Duration
-	Logger        *slog.Logger
+	// FreeMin is the free space of the data disk, bytes, below which the node
+	// takes no commands and hands its leaderships over; 256 MiB if 0.
+	FreeMin uint64
+	Logger  *slog.Logger
 }
 
 const (
@@ -44,6 +61,9 @@ const (
 	defaultWindow  = 24 * time.Hour
 	windowMin      = time.Second
 	defaultGrace   = 5 * time.Minute
+	// defaultDiskFree is room for one log of full length and for a flush.
+	defaultDiskFree      = 256 << 20
+	defaultAuditInterval = 5 * time.Second
 	generationsFor = 24 // slices of a window that are forgotten one at a time
 )
 
@@ -51,8 +71,14 @@ func (c Config) withDefaults() Config {
 	if c.Shards == 0 {
 		c.Shards = defaultShards
 	}
-	if c.Window == 0 {
-		c.Window = defaultWindow
+	if c.Kinds == nil {
+		c.Kinds = account.Kinds()
+	}
+	if c.DiskFreeMin == 0 {
+		c.DiskFreeMin = defaultDiskFree
+	}
+	if c.AuditInterval == 0 {
+		c.AuditInterval = defaultAuditInterval
 	}
 	if c.DeadNodeGrace == 0 {
 		c.DeadNodeGrace = defaultGrace
@@ -104,8 +130,11 @@ func (c Config) Validate() error {
 	if c.Shards > shardsMax {
 		errs = append(errs, fmt.Errorf("shards is %d: the limit is %d", c.Shards, shardsMax))
 	}
-	if c.Window < windowMin {
+	if c.Window != 0 && c.Window < windowMin {
 		errs = append(errs, fmt.Errorf("window is %v: the least is %v", c.Window, windowMin))
+	}
+	if c.RetryHorizon < 0 || (c.Window != 0 && c.RetryHorizon > c.Window) {
+		errs = append(errs, fmt.Errorf("retry horizon is %v, the window %v: a retry must find its key", c.RetryHorizon, c.Window))
 	}
 	if _, err := c.gossipKey(); err != nil {
 		errs = append(errs, err)
@@ -126,5 +155,5 @@ func (c Config) gossipKey() ([]byte, error) {
 
 // generationWidth is the slice of log time whose keys are forgotten together.
 func (c Config) generationWidth() time.Duration {
-	return max(c.Window/generationsFor, 100*time.Millisecond)
+	return max(time.Duration(c.defaultContract().GetWindow())/generationsFor, 100*time.Millisecond)
 }

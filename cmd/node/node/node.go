@@ -37,6 +37,7 @@ type Node struct {
 	server    *gateway.Server
 	http      *http.Server
 	listeners listeners
+	disk      *diskGuard
 
 	inner    atomic.Pointer[parts] // nil until the cluster is formed
 	draining atomic.Bool
@@ -73,6 +74,7 @@ func Start(_ context.Context, cfg Config) (*Node, error) {
 	n.wg.Go(func() { n.watchGossip(ctx) })
 	n.wg.Go(func() { n.check(n.form(ctx)) })
 	n.wg.Go(func() { n.keepServing(ctx) })
+	n.wg.Go(func() { n.disk.run(ctx) })
 	return n, nil
 }
 
@@ -81,6 +83,7 @@ func (n *Node) open() (err error) {
 	if n.identity, err = cluster.OpenIdentity(n.cfg.Dir, n.cfg.ID); err != nil {
 		return err
 	}
+	n.disk = newDiskGuard(n.cfg.Dir, n.cfg.FreeMin, n.log, n.leaveLeading)
 	if err := n.bind(); err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ const unflushedMax = 128 << 20
 // parts are what a node has once it belongs to a cluster.
 type parts struct {
 	node    string
+	disk    *diskGuard
 	host    *replica.Host
 	meta    *replica.Meta
 	runtime *actors.Runtime
@@ -72,7 +73,7 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 }
 
 func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
-	p = &parts{node: n.cfg.ID}
+	p = &parts{node: n.cfg.ID, disk: n.disk}
 	if p.runtime, err = actors.New(actors.Config{
 		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
 		Freshness: p.freshness, Metrics: n.metrics, Logger: n.log,
@@ -162,8 +163,12 @@ func (p *parts) window(kind string) time.Duration {
 	return time.Duration(contract.GetWindow())
 }
 
-// admit refuses commands for a shard whose file cannot keep up.
+// admit refuses commands while the disk is low, and for a shard whose file cannot
+// keep up.
 func (p *parts) admit(shard uint32) error {
+	if err := p.disk.admit(); err != nil {
+		return err
+	}
 	r := p.host.Replica(shard)
 	if r == nil || r.Store() == nil {
 		return nil // the gate knows better what to answer

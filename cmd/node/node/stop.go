@@ -45,6 +45,13 @@ func (n *Node) stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// leaveLeading hands leaderships over while the node goes on.
+func (n *Node) leaveLeading() {
+	if p := n.parts(); p != nil {
+		n.handOver(context.Background(), p)
+	}
+}
+
 // handOver gives every leadership to another voter, all shards at once.
 func (n *Node) handOver(ctx context.Context, p *parts) {
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)

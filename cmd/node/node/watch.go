@@ -102,6 +102,9 @@ func (n *Node) unready() Readiness {
 	if n.draining.Load() {
 		r.Reasons["node"] = "stopping"
 	}
+	if reason := n.disk.reason(); reason != "" {
+		r.Reasons["disk"] = reason
+	}
 	p := n.parts()
 	if p == nil {
 		r.Reasons["formation"] = "starting"
