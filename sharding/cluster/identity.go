@@ -37,6 +37,7 @@ type identityRecord struct {
 	Format      int      `json:"format"`
 	Name        string   `json:"name"`
 	Incarnation string   `json:"incarnation"`
+	ClusterName string   `json:"cluster_name,omitempty"`
 	ClusterID   string   `json:"cluster_id,omitempty"`
 	ListHash    string   `json:"list_hash,omitempty"` // hex; of the list promised to
 	Member      bool     `json:"member,omitempty"`
@@ -113,6 +114,19 @@ func (id *Identity) Name() string { return id.snapshot().Name }
 // Incarnation names this data folder: 16 hex digits.
 func (id *Identity) Incarnation() string { return id.snapshot().Incarnation }
 
+// UseClusterName notes the name of the cluster that the node was told to belong
+// to. Once the node is promised to a cluster another name is refused: the folder
+// holds that cluster's data, which would be served under the wrong name.
+func (id *Identity) UseClusterName(name string) error {
+	return id.change(func(r *identityRecord) error {
+		if r.ClusterID != "" && r.ClusterName != "" && r.ClusterName != name {
+			return fmt.Errorf("data folder %s belongs to cluster %q and this node is of cluster %q: give each cluster folders of its own", id.dir, r.ClusterName, name)
+		}
+		r.ClusterName = name
+		return nil
+	})
+}
+
 // ClusterID is the cluster that the node is promised to or belongs to, "" for none.
 func (id *Identity) ClusterID() string { return id.snapshot().ClusterID }
 
@@ -143,7 +157,7 @@ func (id *Identity) change(step func(*identityRecord) error) error {
 }
 
 func (r identityRecord) equal(other identityRecord) bool {
-	same := slices.Equal(r.Bootstrap, other.Bootstrap)
+	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName
 	return same && r.ClusterID == other.ClusterID && r.ListHash == other.ListHash && r.Member == other.Member
 }
 

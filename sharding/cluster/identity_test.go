@@ -26,6 +26,28 @@ func closeIdentity(t *testing.T, id *Identity) {
 	}
 }
 
+func TestIdentityKeepsTheClusterName(t *testing.T) {
+	dir := t.TempDir()
+	id := openIdentity(t, dir, "n1")
+	for _, name := range []string{"typo", "a", "a"} {
+		if err := id.UseClusterName(name); err != nil {
+			t.Errorf("name %q before any promise: %v", name, err)
+		}
+	}
+	if err := id.promise("c", "hash"); err != nil {
+		t.Fatal(err)
+	}
+	closeIdentity(t, id)
+	id = openIdentity(t, dir, "n1")
+	defer closeIdentity(t, id)
+	if err := id.UseClusterName("a"); err != nil {
+		t.Error(err)
+	}
+	if err := id.UseClusterName("b"); err == nil || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("another cluster's name: %v", err)
+	}
+}
+
 func TestIdentityStaysWithItsFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "folder")
 	id := openIdentity(t, dir, "n1")

@@ -83,6 +83,9 @@ func (n *Node) open() (err error) {
 	if n.identity, err = cluster.OpenIdentity(n.cfg.Dir, n.cfg.ID); err != nil {
 		return err
 	}
+	if err := n.identity.UseClusterName(n.cfg.Cluster); err != nil {
+		return err
+	}
 	n.disk = newDiskGuard(n.cfg.Dir, n.cfg.FreeMin, n.log, n.leaveLeading)
 	if err := n.bind(); err != nil {
 		return err
