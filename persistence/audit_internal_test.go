@@ -16,17 +16,17 @@ import (
 )
 
 // soundStore has something of everything and no contradictions.
-func soundStore(t testing.TB) *Store {
-	t.Helper()
+func soundStore(tb testing.TB) *Store {
+	tb.Helper()
 	s, err := Create(Config{
-		Path: filepath.Join(t.TempDir(), "shard"), ClusterID: "c", Epoch: 1, Generation: 1,
+		Path: filepath.Join(tb.TempDir(), "shard"), ClusterID: "c", Epoch: 1, Generation: 1,
 		Range:           struct{ First, Last uint64 }{0, ^uint64(0)},
 		GenerationWidth: time.Minute, FlushInterval: time.Hour,
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() })
+	tb.Cleanup(func() { _ = s.Close() })
 	ref := func(id string) *recordv1.Ref { return &recordv1.Ref{Tenant: "t", Kind: "k", Id: id} }
 	record := func(c *recordv1.Commit) *recordv1.Record {
 		return &recordv1.Record{Epoch: 1, Term: 1, Body: &recordv1.Record_Commit{Commit: c}}
@@ -44,11 +44,11 @@ func soundStore(t testing.TB) *Store {
 	}}}
 	entry, err := proto.Marshal(&recordv1.Entry{Format: 1, Records: []*recordv1.Record{commit("a"), commit("b"), park}})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	results, err := s.Apply(1, 1, entry)
 	if err != nil || fmt.Sprint(results) != "[<nil> <nil> <nil>]" {
-		t.Fatal(results, err)
+		tb.Fatal(results, err)
 	}
 	return s
 }

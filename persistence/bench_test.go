@@ -19,6 +19,7 @@ func BenchmarkApply(b *testing.B) {
 }
 
 func benchmarkApply(b *testing.B, size int, cold bool) {
+	b.Helper()
 	const entities = 20_000
 	s := newShard(b, create(b, config(b)))
 	step, at := 0, 0

@@ -99,7 +99,7 @@ func (s *Store) checkKey(c *commit) error {
 	if len(p.tuple) > maxKeySize {
 		return refuse("size", "the idempotency key is too long")
 	}
-	if old, _ := s.apply.view.findKey(s.generations, p.tuple); old.exists() {
+	if s.apply.view.findKey(s.generations, p.tuple).exists() {
 		return refuse("key", "the idempotency key is in use")
 	}
 	p.generation = generationOf(c.key.expiresAt, s.meta.GenerationWidth)

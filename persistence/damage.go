@@ -8,7 +8,7 @@ import (
 // Damage says that a shard file is not what it should be: truncated, foreign,
 // another shard's, unreadable. The replica must not serve from it and must not
 // vote with it; it is replaced by a new replica under a new generation.
-type Damage struct {
+type Damage struct { //nolint:errname // the word of the trade
 	// Path of the file.
 	Path string
 	// What is odd, in words.

@@ -231,8 +231,7 @@ func TestIdentityIsChecked(t *testing.T) {
 			other := cfg
 			change(&other)
 			_, err := persistence.Open(other)
-			var d *persistence.Damage
-			if !errors.As(err, &d) {
+			if _, ok := errors.AsType[*persistence.Damage](err); !ok {
 				t.Errorf("opened: %v", err)
 			}
 			_, err = persistence.Verify(other.Path, other)

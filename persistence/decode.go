@@ -179,6 +179,7 @@ func (r *record) decodeBody(b []byte) error {
 		return r.commit.decode(b)
 	case bodyLane:
 		return r.lane.decode(b)
+	case bodyExpire, bodyCheckpoint: // one field each
 	}
 	s := scanner{rest: b}
 	for s.next() {

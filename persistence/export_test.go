@@ -3,14 +3,15 @@ package persistence
 import (
 	"context"
 	"fmt"
-	bolt "go.etcd.io/bbolt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-	recordv1 "writ/proto/writ/record/v1"
 
+	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
+
+	recordv1 "writ/proto/writ/record/v1"
 )
 
 // Abandon ends a store as a crash would: nothing more is flushed.
@@ -107,7 +108,7 @@ func (s *Store) News() <-chan struct{} {
 func (s *Store) HoldFlush() (release func()) {
 	answer := make(chan error) // without room: the flusher waits to be heard
 	s.replace <- &replaceRequest{path: "", done: answer}
-	return func() { <-answer }
+	return func() { <-answer } //nolint:errcheck // there is no such file
 }
 
 // RewriteHead changes the head of a file that is not open.

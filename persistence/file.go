@@ -45,7 +45,6 @@ func openBolt(path string, check func(*os.File) error) (*bolt.DB, error) {
 		NoFreelistSync:  true,
 		FreelistType:    bolt.FreelistMapType,
 		InitialMmapSize: mapSize,
-		NoStatistics:    true,
 		OpenFile: func(path string, _ int, _ os.FileMode) (*os.File, error) {
 			return openChecked(path, check)
 		},

@@ -126,17 +126,17 @@ func (f *filter) mayHold(places []uint64) bool {
 
 // findKey looks an idempotency key up in all live generations. The key is its
 // tuple without the generation.
-func (v *view) findKey(gs generations, tuple []byte) (found, uint64) {
+func (v *view) findKey(gs generations, tuple []byte) found {
 	bits := places(tuple)
 	for _, g := range gs {
 		if !g.seen.mayHold(bits) {
 			continue
 		}
 		if f := v.get(idemBucket, idemKeyOf(g.number, tuple)); f.exists() {
-			return f, g.number
+			return f
 		}
 	}
-	return found{}, 0
+	return found{}
 }
 
 func idemKeyOf(generation uint64, tuple []byte) string {

@@ -35,6 +35,8 @@ const (
 )
 
 // buckets are the buckets with content, in the order of the hashes in the meta.
+//
+//nolint:gochecknoglobals // a constant
 var buckets = [...]bucket{stateBucket, idemBucket, outboxBucket, appliedBucket, lanesBucket, timersBucket, parkedBucket}
 
 const (
@@ -48,6 +50,8 @@ const (
 
 // bucketNames are the names in the file, by number of the bucket. The bucket
 // meta holds the head and the heads of the key generations.
+//
+//nolint:gochecknoglobals // a constant
 var bucketNames = [bucketCount + 1]string{"meta", "state", "idem", "outbox", "applied", "lanes", "timers", "parked"}
 
 var errKey = errors.New("key is not a tuple")

@@ -240,6 +240,7 @@ type shard struct {
 }
 
 func newShard(tb testing.TB, s *persistence.Store) *shard {
+	tb.Helper()
 	return &shard{Store: s, leader: newLeader(), tb: tb, index: s.Meta().Index}
 }
 

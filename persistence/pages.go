@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"slices"
 )
 
 // A bbolt file is checked here page by page before bbolt opens it, because bbolt
@@ -36,6 +37,9 @@ const (
 	bucketDepthMax = 2 // a generation within idem
 )
 
+// order is the order of the bytes in a number.
+//
+//nolint:gochecknoglobals // a constant
 var order = binary.NativeEndian
 
 // pages is a bbolt file as of its last transaction.
@@ -150,7 +154,7 @@ func (p *pages) walkBucket(path []string, header []byte, visit pair) error {
 	w := bucketWalk{
 		pages: p,
 		bucket: func(key, header []byte) error {
-			return p.walkBucket(append(path[:len(path):len(path)], string(key)), header, visit)
+			return p.walkBucket(append(slices.Clip(path), string(key)), header, visit)
 		},
 		pair: func(key, value []byte) error { return visit(path, key, value) },
 	}

@@ -59,7 +59,7 @@ func (s *Store) Key(ref entity.Ref, commandType string, key []byte) (*recordv1.K
 	tuple := appendPart(appendPart(appendRef(nil, ref), commandType), key)
 	var r *recordv1.KeyRecord
 	err := s.read(func(v *view) error {
-		f, _ := v.findKey(s.generations, tuple)
+		f := v.findKey(s.generations, tuple)
 		if !f.exists() {
 			return nil
 		}
