@@ -172,7 +172,8 @@ func (s *Store) mutate(m *mutation) {
 func (s *Store) putKey(c *commit) {
 	p := &s.apply.plan
 	g := s.generations.at(p.generation)
-	g.hash += s.put(idemBucket, idemKeyOf(p.generation, p.tuple), encodeKeyRecord(c.key.raw, c.outcome), found{})
+	s.apply.key = append(appendNumber(s.apply.key[:0], p.generation), p.tuple...)
+	g.hash += s.put(idemBucket, string(s.apply.key), encodeKeyRecord(c.key.raw, c.outcome), found{})
 	if g.keys == 0 {
 		g.acceptedLast = c.key.acceptedAt
 	}

