@@ -58,7 +58,7 @@ func (s *Store) Apply(index, term uint64, entry []byte) (results []error, err er
 
 func (s *Store) applyEntry(index, term uint64) []error {
 	a := &s.apply
-	a.view = view{active: s.active, frozen: s.frozen, db: s.db}
+	a.view = view{active: s.active, frozen: s.frozen, db: s.db, key: a.view.key}
 	defer a.view.close()
 	if a.entry.changes() {
 		s.meta.LogTime = max(s.meta.LogTime, a.entry.logTime)

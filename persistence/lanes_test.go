@@ -178,7 +178,7 @@ func TestRowsAreBounded(t *testing.T) {
 func TestPendingSources(t *testing.T) {
 	s := newShard(t, create(t, config(t)))
 	want := map[entity.Ref]bool{}
-	for i := range 60 {
+	for i := range 1200 { // more than one step of the walk
 		from := ref(fmt.Sprint("source", i))
 		s.must(s.command(from, "", ref("x"), ref("y")))
 		switch i % 6 {
@@ -198,11 +198,11 @@ func TestPendingSources(t *testing.T) {
 			s.must(s.confirm(from, ref("x"), 1))
 			want[from] = true
 		}
-		if i%7 == 0 {
+		if i%300 == 7 {
 			flush(t, s.Store)
 		}
 	}
-	for _, limit := range []int{1, 2, 7, 1000} {
+	for _, limit := range []int{1, 7, 300, 5000} {
 		got := map[entity.Ref]bool{}
 		var last entity.Ref
 		for {
@@ -223,6 +223,27 @@ func TestPendingSources(t *testing.T) {
 		}
 		if !maps.Equal(got, want) {
 			t.Errorf("limit %d: got %d sources, want %d", limit, len(got), len(want))
+		}
+	}
+}
+
+func TestLanesOfASourceWithMany(t *testing.T) {
+	s := newShard(t, create(t, config(t)))
+	a := ref("a")
+	const lanes = 700
+	for i := range lanes {
+		s.must(s.command(a, "", ref(fmt.Sprint("to", i)), ref("all")), s.command(ref(fmt.Sprint("b", i)), "", a))
+		if i == lanes/2 {
+			flush(t, s.Store)
+		}
+	}
+	got, err := s.Lanes(a)
+	if err != nil || len(got) != lanes+1 || got[ref("all")].GetNumbered() != lanes {
+		t.Errorf("%d lanes, %v, %v", len(got), got[ref("all")], err)
+	}
+	for to, lane := range got {
+		if to != ref("all") && lane.Numbered != 1 {
+			t.Errorf("%v: %v", to, lane)
 		}
 	}
 }

@@ -72,24 +72,43 @@ func (s *Store) Key(ref entity.Ref, commandType string, key []byte) (*recordv1.K
 	return r, nil
 }
 
+// stepLength is the number of pairs that a longer read visits before it lets
+// Apply in.
+const stepLength = 256
+
+// inSteps visits pairs of a bucket from a key on, in short reads, so that it keeps
+// nobody waiting however many there are. It sees each pair as it is at its step.
+// The visitor returns the key to go on at; "" ends the walk.
+func (s *Store) inSteps(b bucket, prefix, from string, visit func(*view, *cursor) (next string, err error)) error {
+	for more := true; more; {
+		err := s.read(func(v *view) (err error) {
+			c := v.cursor(b, prefix)
+			more = c.seek(from)
+			for n := 0; more && n < stepLength && err == nil; n++ {
+				from, err = visit(v, c)
+				more = from != "" && c.seek(from)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Lanes are all lanes that a source has ever opened, by destination. It is empty
 // if there are none.
 func (s *Store) Lanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) {
 	lanes := map[entity.Ref]*recordv1.Lane{}
-	err := s.read(func(v *view) error {
-		c := v.cursor(lanesBucket, string(appendRef(nil, source)))
-		for ok := c.first(); ok; ok = c.next() {
-			_, destination, _, err := cutPair(c.key)
-			if err != nil {
-				return err
-			}
-			lane := &recordv1.Lane{}
-			if err := proto.Unmarshal(c.value, lane); err != nil {
-				return err
-			}
-			lanes[destination] = lane
+	err := s.inSteps(lanesBucket, string(appendRef(nil, source)), "", func(_ *view, c *cursor) (string, error) {
+		_, destination, _, err := cutPair(c.key)
+		if err != nil {
+			return "", err
 		}
-		return nil
+		lane := &recordv1.Lane{}
+		lanes[destination] = lane
+		return after(c.key), proto.Unmarshal(c.value, lane)
 	})
 	if err != nil {
 		return nil, err
@@ -126,35 +145,30 @@ func (s *Store) Rows(source, destination entity.Ref, from uint64, maxRows, maxBy
 }
 
 // PendingSources are sources that have unconfirmed rows in lanes that are
-// active: at most limit of them, in the order of their keys, behind after. The
-// zero Ref stands before all. Its cost follows the lanes that hold rows, not
+// active: at most limit of them, in the order of their keys, behind the given
+// one. The zero Ref stands before all. Its cost follows the lanes that hold rows, not
 // those that ever did.
-func (s *Store) PendingSources(after entity.Ref, limit int) ([]entity.Ref, error) {
+func (s *Store) PendingSources(behind entity.Ref, limit int) ([]entity.Ref, error) {
+	from := ""
+	if behind != (entity.Ref{}) {
+		from = after(string(appendRef(nil, behind)))
+	}
 	var sources []entity.Ref
-	err := s.read(func(v *view) error {
-		c := v.cursor(outboxBucket, "")
-		ok := c.first()
-		if after != (entity.Ref{}) {
-			ok = c.behind(string(appendRef(nil, after)))
+	err := s.inSteps(outboxBucket, "", from, func(v *view, c *cursor) (string, error) {
+		if len(sources) >= limit {
+			return "", nil
 		}
-		for ok && len(sources) < limit {
-			source, destination, _, err := cutPair(c.key)
-			if err != nil {
-				return err
-			}
-			lane := pairKey(source, destination)
-			active, err := v.activeLane(lane)
-			switch {
-			case err != nil:
-				return err
-			case active:
-				sources = append(sources, source)
-				ok = c.behind(string(appendRef(nil, source)))
-			default:
-				ok = c.behind(lane)
-			}
+		source, destination, _, err := cutPair(c.key)
+		if err != nil {
+			return "", err
 		}
-		return nil
+		lane := pairKey(source, destination)
+		active, err := v.activeLane(lane)
+		if !active {
+			return after(lane), err
+		}
+		sources = append(sources, source)
+		return after(string(appendRef(nil, source))), err
 	})
 	if err != nil {
 		return nil, err
