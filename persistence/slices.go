@@ -155,3 +155,12 @@ func (s *Store) FileBytes() (total, live int64) {
 	}
 	return total, max(0, live)
 }
+
+// Lane is one lane, nil if it was never opened.
+func (s *Store) Lane(at Pair) (*recordv1.Lane, error) {
+	lane := &recordv1.Lane{}
+	if ok, err := s.value(lanesBucket, pairKey(at.Source, at.Destination), lane); !ok {
+		return nil, err
+	}
+	return lane, nil
+}

@@ -8,6 +8,10 @@ import (
 	"time"
 )
 
+// DefaultCallTimeout bounds a call, its retries included, whose context has no
+// deadline. It is the retry horizon that a cluster begins with: windows are longer.
+const DefaultCallTimeout = 60 * time.Second
+
 // Config says whom to call and how patiently. Only Addresses must be set.
 type Config struct {
 	// Addresses are host:port of nodes; any node serves any entity, so a few are
@@ -31,7 +35,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	setDefault(&c.CallTimeout, 60*time.Second)
+	setDefault(&c.CallTimeout, DefaultCallTimeout)
 	setDefault(&c.AttemptTimeout, 3*time.Second)
 	setDefault(&c.BackoffMin, 25*time.Millisecond)
 	setDefault(&c.BackoffMax, 2*time.Second)

@@ -19,6 +19,8 @@ type Control interface {
 	ReplicaStatus(ctx context.Context, req *nodev1.ReplicaStatusRequest) (*nodev1.ReplicaStatusResponse, error)
 	Report(ctx context.Context, req *nodev1.ReportRequest) (*nodev1.ReportResponse, error)
 	TransferLeadership(ctx context.Context, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error)
+	LookupLanes(ctx context.Context, req *nodev1.LookupLanesRequest) (*nodev1.LookupLanesResponse, error)
+	Guarantee(ctx context.Context, req *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error)
 }
 
 // NodeConfig holds what a [NodeService] needs. All fields must be set.
@@ -124,6 +126,24 @@ func (s *NodeService) TransferLeadership(ctx context.Context, req *nodev1.Transf
 		return nil, s.status(err)
 	}
 	resp, err := s.cfg.Control.TransferLeadership(ctx, req)
+	return resp, s.status(err)
+}
+
+// LookupLanes tells one side of some lanes.
+func (s *NodeService) LookupLanes(ctx context.Context, req *nodev1.LookupLanesRequest) (*nodev1.LookupLanesResponse, error) {
+	if err := s.checkCluster(req.GetClusterId()); err != nil {
+		return nil, s.status(err)
+	}
+	resp, err := s.cfg.Control.LookupLanes(ctx, req)
+	return resp, s.status(err)
+}
+
+// Guarantee tells this node's own view of the guarantee.
+func (s *NodeService) Guarantee(ctx context.Context, req *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error) {
+	if err := s.checkCluster(req.GetClusterId()); err != nil {
+		return nil, s.status(err)
+	}
+	resp, err := s.cfg.Control.Guarantee(ctx, req)
 	return resp, s.status(err)
 }
 

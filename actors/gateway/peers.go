@@ -47,6 +47,16 @@ func (p *Peers) Report(ctx context.Context, node string, req *nodev1.ReportReque
 	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.Report)
 }
 
+// LookupLanes asks a shard's leader about its side of some lanes.
+func (p *Peers) LookupLanes(ctx context.Context, node string, req *nodev1.LookupLanesRequest) (*nodev1.LookupLanesResponse, error) {
+	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.LookupLanes)
+}
+
+// Guarantee asks a node for its view of the guarantee.
+func (p *Peers) Guarantee(ctx context.Context, node string, req *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error) {
+	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.Guarantee)
+}
+
 // TransferLeadership asks a shard's leader to hand over.
 func (p *Peers) TransferLeadership(ctx context.Context, node string, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error) {
 	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.TransferLeadership)

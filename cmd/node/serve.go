@@ -34,7 +34,8 @@ type clusterFlags struct {
 	GossipKey string        `env:"WRIT_GOSSIP_KEY" help:"Key that encrypts gossip, 16, 24 or 32 bytes in base64."`
 	Tokens    string        `env:"WRIT_TOKENS" type:"path" help:"JSON file that gives each bearer token its tenant; without it every caller is tenant \"default\"."`
 	Shards    uint32        `default:"8" env:"WRIT_SHARDS" help:"Number of shards; fixed when the cluster forms."`
-	Window    time.Duration `default:"24h" env:"WRIT_WINDOW" help:"How long idempotency keys are remembered at least."`
+	Window    time.Duration `env:"WRIT_WINDOW" help:"How long idempotency keys are remembered at least; of a new cluster 24h unless given. Later it must be what the contract says, or be left out."`
+	RetryFor  time.Duration `name:"retry-horizon" env:"WRIT_RETRY_HORIZON" help:"For how long clients may retry one key, at most a window; of a new cluster 1m unless given. Later as --window."`
 }
 
 // drainTimeout bounds an orderly stop; after it the process ends all the same.
@@ -48,7 +49,7 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	n, err := node.Start(ctx, node.Config{
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
-		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window,
+		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
 		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace,
 		Logger: newLogger(std.err, c.ID, c.Verbose),
 	})

@@ -53,7 +53,7 @@ func (r *rig) contents(ctx context.Context) map[uint32]content {
 // all keys have expired: the content stays the same to the bit (C001).
 func TestProcessRestartChangesNothing(t *testing.T) {
 	random := mrand.New(mrand.NewPCG(seed(t), 2))
-	r := start(t, ProcessConfig{Args: []string{"--window", "2s"}})
+	r := start(t, ProcessConfig{Args: []string{"--window", "2s", "--retry-horizon", "2s"}})
 	ctx := within(t, 5*time.Minute)
 	w, _ := r.load(WorkloadConfig{Seed: random.Uint64(), Clients: 8, Accounts: 40, Registers: 10, OpsPerClient: 40})
 	w.Run(ctx)

@@ -89,6 +89,20 @@ func (c control) TransferLeadership(ctx context.Context, req *nodev1.TransferLea
 	return p.transferLeadership(ctx, req)
 }
 
+// LookupLanes implements gateway.Control.
+func (c control) LookupLanes(ctx context.Context, req *nodev1.LookupLanesRequest) (*nodev1.LookupLanesResponse, error) {
+	p := c.node.parts()
+	if p == nil {
+		return nil, errNotFormed()
+	}
+	return p.lookupLanes(ctx, req)
+}
+
+// Guarantee implements gateway.Control.
+func (c control) Guarantee(context.Context, *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error) {
+	return &nodev1.GuaranteeResponse{Guarantee: c.node.watcher.view()}, nil
+}
+
 // directory is gossip as package cluster sees it.
 type directory struct{ gossip *membership.Gossip }
 
@@ -141,7 +155,7 @@ func (r *replicas) lead(shard uint32, lease *replica.Lease) {
 		return
 	}
 	r.leases[shard] = lease
-	r.parts.runtime.Lead(shard, lease)
+	r.parts.runtime.Lead(shard, r.parts.meter.lease(lease, shard))
 }
 
 // Open implements cluster.Replicas.

@@ -40,9 +40,6 @@ type Config struct {
 	Window, RetryHorizon time.Duration
 	// Kinds are the kinds of entities; the example's if nil.
 	Kinds []entity.Definer
-	// DiskFreeMin is the free space of the data disk below which no command is
-	// taken, bytes.
-	DiskFreeMin uint64
 	// AuditInterval is the least time between two rounds of the background
 	// auditor, which also rests for 50 times as long as a round took.
 	AuditInterval time.Duration
@@ -56,15 +53,13 @@ type Config struct {
 }
 
 const (
-	defaultShards  = 8
-	shardsMax      = 1024
-	defaultWindow  = 24 * time.Hour
-	windowMin      = time.Second
-	defaultGrace   = 5 * time.Minute
-	// defaultDiskFree is room for one log of full length and for a flush.
-	defaultDiskFree      = 256 << 20
+	defaultShards        = 8
+	shardsMax            = 1024
+	defaultWindow        = 24 * time.Hour
+	windowMin            = time.Second
+	defaultGrace         = 5 * time.Minute
 	defaultAuditInterval = 5 * time.Second
-	generationsFor = 24 // slices of a window that are forgotten one at a time
+	generationsFor       = 24 // slices of a window that are forgotten one at a time
 )
 
 func (c Config) withDefaults() Config {
@@ -73,9 +68,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Kinds == nil {
 		c.Kinds = account.Kinds()
-	}
-	if c.DiskFreeMin == 0 {
-		c.DiskFreeMin = defaultDiskFree
 	}
 	if c.AuditInterval == 0 {
 		c.AuditInterval = defaultAuditInterval

@@ -12,10 +12,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"writ/actors/account"
 	"writ/actors/entity"
 	"writ/actors/gateway"
 	nodev1 "writ/proto/writ/node/v1"
+	writv1 "writ/proto/writ/v1"
 	"writ/sharding/cluster"
 	"writ/sharding/membership"
 )
@@ -26,6 +26,9 @@ type Node struct {
 	log      *slog.Logger
 	registry *entity.Registry
 	metrics  *metrics
+	meter    *meter
+	auditor  *auditor
+	watcher  *watcher
 
 	identity  *cluster.Identity
 	formation *cluster.Formation
@@ -41,6 +44,7 @@ type Node struct {
 
 	inner    atomic.Pointer[parts] // nil until the cluster is formed
 	draining atomic.Bool
+	agreed   atomic.Bool // this node's settings are the contract's
 	failed   chan error
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
@@ -59,7 +63,7 @@ func Start(_ context.Context, cfg Config) (*Node, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	registry, err := entity.NewRegistry(account.Kinds()...)
+	registry, err := entity.NewRegistry(cfg.Kinds...)
 	if err != nil {
 		return nil, fmt.Errorf("kinds: %w", err)
 	}
@@ -74,6 +78,8 @@ func Start(_ context.Context, cfg Config) (*Node, error) {
 	n.wg.Go(func() { n.watchGossip(ctx) })
 	n.wg.Go(func() { n.check(n.form(ctx)) })
 	n.wg.Go(func() { n.keepServing(ctx) })
+	n.wg.Go(func() { n.watcher.run(ctx) })
+	n.wg.Go(func() { n.auditor.run(ctx) })
 	n.wg.Go(func() { n.disk.run(ctx) })
 	return n, nil
 }
@@ -87,6 +93,9 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	n.disk = newDiskGuard(n.cfg.Dir, n.cfg.FreeMin, n.log, n.leaveLeading)
+	if err := n.checkNewCluster(); err != nil {
+		return err
+	}
 	if err := n.bind(); err != nil {
 		return err
 	}
@@ -198,8 +207,10 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 	}
 	nodev1.RegisterAdminServiceServer(n.server.Registrar(), &admin{node: n})
 	registry := prometheus.NewRegistry()
-	n.metrics = newMetrics(registry)
-	registry.MustRegister(shardCollector{n})
+	n.metrics, n.meter = newMetrics(registry), newMeter(registry)
+	n.auditor, n.watcher = newAuditor(n, registry), newWatcher(n)
+	writv1.RegisterGuaranteeServiceServer(n.server.Registrar(), &guaranteeService{node: n, credentials: credentials})
+	registry.MustRegister(shardCollector{n}, guaranteeCollector{n})
 	n.http = newHTTPServer(n.Readiness, func() bool { return n.parts() != nil }, registry)
 	return nil
 }

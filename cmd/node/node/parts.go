@@ -11,7 +11,6 @@ import (
 	"writ/actors/entity"
 	"writ/persistence"
 	"writ/persistence/replica"
-	nodev1 "writ/proto/writ/node/v1"
 	"writ/sharding/cluster"
 	"writ/sharding/membership"
 )
@@ -25,13 +24,15 @@ const unflushedMax = 128 << 20
 
 // parts are what a node has once it belongs to a cluster.
 type parts struct {
-	node    string
-	disk    *diskGuard
-	host    *replica.Host
-	meta    *replica.Meta
-	runtime *actors.Runtime
-	agent   *cluster.Agent
-	control *cluster.Controller
+	registry *entity.Registry
+	meter    *meter
+	node     string
+	disk     *diskGuard
+	host     *replica.Host
+	meta     *replica.Meta
+	runtime  *actors.Runtime
+	agent    *cluster.Agent
+	control  *cluster.Controller
 }
 
 // form brings the node into its cluster and keeps its part of it in order until
@@ -66,6 +67,7 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 		case <-ctx.Done():
 			return
 		case <-p.meta.Changed():
+			n.checkStart(p)
 			p.agent.Poke()
 			n.router.Wake()
 		}
@@ -73,7 +75,7 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 }
 
 func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
-	p = &parts{node: n.cfg.ID, disk: n.disk}
+	p = &parts{node: n.cfg.ID, disk: n.disk, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
 		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
 		Freshness: p.freshness, Metrics: n.metrics, Logger: n.log,
@@ -93,6 +95,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 			n.table.observe(shard, leaderView{node: node, epoch: epoch, term: term})
 			n.routesChanged()
 		},
+		Store:  replica.StoreConfig{Flushing: n.meter.flushing},
 		Logger: n.log,
 	}); err != nil {
 		return nil, errors.Join(err, p.runtime.Close(context.Background()))
@@ -108,7 +111,7 @@ func (n *Node) openAgent(p *parts, replicas *replicas, clusterID string) {
 	members, reporter := metaMembers{p.meta}, reporter{n}
 	p.control = cluster.NewController(cluster.ControllerConfig{
 		Node: n.cfg.ID, ClusterID: clusterID, InitialNodes: n.cfg.InitialNodes, Shards: n.cfg.Shards,
-		Contract: &nodev1.Contract{Window: int64(n.cfg.Window)}, GenerationWidth: n.cfg.generationWidth(),
+		Contract: n.cfg.defaultContract(), GenerationWidth: n.cfg.generationWidth(),
 		Grace: n.cfg.DeadNodeGrace, Meta: p.meta, Members: members, Directory: directory{n.gossip}, Reporter: reporter, Logger: n.log,
 	})
 	p.agent = cluster.NewAgent(cluster.AgentConfig{
@@ -150,17 +153,16 @@ func (n *Node) placement() []shardView {
 	return views
 }
 
-// window is how long a kind's keys are remembered: the contract's word for the
-// kind, else the kind's own (0 here), else the contract's for all.
+// window is how long a kind's keys are remembered.
 func (p *parts) window(kind string) time.Duration {
 	if p.meta == nil {
 		return 0
 	}
-	contract := p.meta.State().GetContract()
-	if d := contract.GetWindowByKind()[kind]; d > 0 {
-		return time.Duration(d)
+	def := p.registry.Kind(kind)
+	if def == nil {
+		return 0
 	}
-	return time.Duration(contract.GetWindow())
+	return windowOf(p.meta.State().GetContract(), def)
 }
 
 // admit refuses commands while the disk is low, and for a shard whose file cannot

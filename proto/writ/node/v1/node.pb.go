@@ -3051,11 +3051,12 @@ func (x *LaneName) GetDestination() *v11.Ref {
 }
 
 type LookupLanesRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Shard uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Shard     uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
 	// false: the shard holds the lanes' sources; true: their destinations.
-	AsDestination bool        `protobuf:"varint,2,opt,name=as_destination,json=asDestination,proto3" json:"as_destination,omitempty"`
-	Lanes         []*LaneName `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	AsDestination bool        `protobuf:"varint,3,opt,name=as_destination,json=asDestination,proto3" json:"as_destination,omitempty"`
+	Lanes         []*LaneName `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3088,6 +3089,13 @@ func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use LookupLanesRequest.ProtoReflect.Descriptor instead.
 func (*LookupLanesRequest) Descriptor() ([]byte, []int) {
 	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *LookupLanesRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
 }
 
 func (x *LookupLanesRequest) GetShard() uint32 {
@@ -3156,6 +3164,95 @@ func (x *LookupLanesResponse) GetLanes() []*AuditLane {
 	return nil
 }
 
+type GuaranteeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuaranteeRequest) Reset() {
+	*x = GuaranteeRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuaranteeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuaranteeRequest) ProtoMessage() {}
+
+func (x *GuaranteeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuaranteeRequest.ProtoReflect.Descriptor instead.
+func (*GuaranteeRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *GuaranteeRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+// GuaranteeResponse is one node's own view.
+type GuaranteeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guarantee     *v1.Guarantee          `protobuf:"bytes,1,opt,name=guarantee,proto3" json:"guarantee,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuaranteeResponse) Reset() {
+	*x = GuaranteeResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuaranteeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuaranteeResponse) ProtoMessage() {}
+
+func (x *GuaranteeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuaranteeResponse.ProtoReflect.Descriptor instead.
+func (*GuaranteeResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *GuaranteeResponse) GetGuarantee() *v1.Guarantee {
+	if x != nil {
+		return x.Guarantee
+	}
+	return nil
+}
+
 type AuditFindingsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -3165,7 +3262,7 @@ type AuditFindingsRequest struct {
 
 func (x *AuditFindingsRequest) Reset() {
 	*x = AuditFindingsRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3177,7 +3274,7 @@ func (x *AuditFindingsRequest) String() string {
 func (*AuditFindingsRequest) ProtoMessage() {}
 
 func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3190,7 +3287,7 @@ func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsRequest.ProtoReflect.Descriptor instead.
 func (*AuditFindingsRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AuditFindingsRequest) GetShard() uint32 {
@@ -3219,7 +3316,7 @@ type AuditFindingsResponse struct {
 
 func (x *AuditFindingsResponse) Reset() {
 	*x = AuditFindingsResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3328,7 @@ func (x *AuditFindingsResponse) String() string {
 func (*AuditFindingsResponse) ProtoMessage() {}
 
 func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3341,7 @@ func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsResponse.ProtoReflect.Descriptor instead.
 func (*AuditFindingsResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AuditFindingsResponse) GetShard() uint32 {
@@ -3315,7 +3412,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3327,7 +3424,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3340,7 +3437,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *InspectRequest) GetEntity() *v11.Ref {
@@ -3389,7 +3486,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3498,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3511,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *InspectResponse) GetShard() uint32 {
@@ -3499,7 +3596,7 @@ type InspectedLane struct {
 
 func (x *InspectedLane) Reset() {
 	*x = InspectedLane{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3608,7 @@ func (x *InspectedLane) String() string {
 func (*InspectedLane) ProtoMessage() {}
 
 func (x *InspectedLane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3621,7 @@ func (x *InspectedLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectedLane.ProtoReflect.Descriptor instead.
 func (*InspectedLane) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *InspectedLane) GetDestination() *v11.Ref {
@@ -3552,7 +3649,7 @@ var File_writ_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x17writ/node/v1/node.proto\x12\fwrit.node.v1\x1a\x1bwrit/record/v1/record.proto\x1a\x14writ/v1/entity.proto\"\xfa\x02\n" +
+	"\x17writ/node/v1/node.proto\x12\fwrit.node.v1\x1a\x1bwrit/record/v1/record.proto\x1a\x14writ/v1/entity.proto\x1a\x17writ/v1/guarantee.proto\"\xfa\x02\n" +
 	"\x0eForwardRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
@@ -3805,13 +3902,20 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\bcontract\x18\x01 \x01(\v2\x16.writ.node.v1.ContractR\bcontract\"n\n" +
 	"\bLaneName\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x125\n" +
-	"\vdestination\x18\x02 \x01(\v2\x13.writ.record.v1.RefR\vdestination\"\x7f\n" +
-	"\x12LookupLanesRequest\x12\x14\n" +
-	"\x05shard\x18\x01 \x01(\rR\x05shard\x12%\n" +
-	"\x0eas_destination\x18\x02 \x01(\bR\rasDestination\x12,\n" +
-	"\x05lanes\x18\x03 \x03(\v2\x16.writ.node.v1.LaneNameR\x05lanes\"D\n" +
+	"\vdestination\x18\x02 \x01(\v2\x13.writ.record.v1.RefR\vdestination\"\x9e\x01\n" +
+	"\x12LookupLanesRequest\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12%\n" +
+	"\x0eas_destination\x18\x03 \x01(\bR\rasDestination\x12,\n" +
+	"\x05lanes\x18\x04 \x03(\v2\x16.writ.node.v1.LaneNameR\x05lanes\"D\n" +
 	"\x13LookupLanesResponse\x12-\n" +
-	"\x05lanes\x18\x01 \x03(\v2\x17.writ.node.v1.AuditLaneR\x05lanes\",\n" +
+	"\x05lanes\x18\x01 \x03(\v2\x17.writ.node.v1.AuditLaneR\x05lanes\"1\n" +
+	"\x10GuaranteeRequest\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\"E\n" +
+	"\x11GuaranteeResponse\x120\n" +
+	"\tguarantee\x18\x01 \x01(\v2\x12.writ.v1.GuaranteeR\tguarantee\",\n" +
 	"\x14AuditFindingsRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\"\xe7\x01\n" +
 	"\x15AuditFindingsResponse\x12\x14\n" +
@@ -3843,15 +3947,17 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\rInspectedLane\x125\n" +
 	"\vdestination\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12(\n" +
 	"\x04lane\x18\x02 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\x12'\n" +
-	"\x04rows\x18\x03 \x03(\v2\x13.writ.record.v1.RowR\x04rows2\xb8\x04\n" +
+	"\x04rows\x18\x03 \x03(\v2\x13.writ.record.v1.RowR\x04rows2\xda\x05\n" +
 	"\vNodeService\x12F\n" +
 	"\aForward\x12\x1c.writ.node.v1.ForwardRequest\x1a\x1d.writ.node.v1.ForwardResponse\x12F\n" +
 	"\aDeliver\x12\x1c.writ.node.v1.DeliverRequest\x1a\x1d.writ.node.v1.DeliverResponse\x12F\n" +
 	"\aPromise\x12\x1c.writ.node.v1.PromiseRequest\x1a\x1d.writ.node.v1.PromiseResponse\x12I\n" +
 	"\bRegister\x12\x1d.writ.node.v1.RegisterRequest\x1a\x1e.writ.node.v1.RegisterResponse\x12X\n" +
 	"\rReplicaStatus\x12\".writ.node.v1.ReplicaStatusRequest\x1a#.writ.node.v1.ReplicaStatusResponse\x12C\n" +
-	"\x06Report\x12\x1b.writ.node.v1.ReportRequest\x1a\x1c.writ.node.v1.ReportResponse\x12g\n" +
-	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\xf2\x06\n" +
+	"\x06Report\x12\x1b.writ.node.v1.ReportRequest\x1a\x1c.writ.node.v1.ReportResponse\x12R\n" +
+	"\vLookupLanes\x12 .writ.node.v1.LookupLanesRequest\x1a!.writ.node.v1.LookupLanesResponse\x12L\n" +
+	"\tGuarantee\x12\x1e.writ.node.v1.GuaranteeRequest\x1a\x1f.writ.node.v1.GuaranteeResponse\x12g\n" +
+	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\x9e\x06\n" +
 	"\fAdminService\x12C\n" +
 	"\x06Status\x12\x1b.writ.node.v1.StatusRequest\x1a\x1c.writ.node.v1.StatusResponse\x12O\n" +
 	"\n" +
@@ -3862,8 +3968,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tListLanes\x12\x1e.writ.node.v1.ListLanesRequest\x1a\x16.writ.node.v1.LaneInfo0\x01\x12U\n" +
 	"\fSetNodeState\x12!.writ.node.v1.SetNodeStateRequest\x1a\".writ.node.v1.SetNodeStateResponse\x12L\n" +
 	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponse\x12R\n" +
-	"\vSetContract\x12 .writ.node.v1.SetContractRequest\x1a!.writ.node.v1.SetContractResponse\x12R\n" +
-	"\vLookupLanes\x12 .writ.node.v1.LookupLanesRequest\x1a!.writ.node.v1.LookupLanesResponse\x12X\n" +
+	"\vSetContract\x12 .writ.node.v1.SetContractRequest\x1a!.writ.node.v1.SetContractResponse\x12X\n" +
 	"\rAuditFindings\x12\".writ.node.v1.AuditFindingsRequest\x1a#.writ.node.v1.AuditFindingsResponse\x12F\n" +
 	"\aInspect\x12\x1c.writ.node.v1.InspectRequest\x1a\x1d.writ.node.v1.InspectResponseB Z\x1ewrit/proto/writ/node/v1;nodev1b\x06proto3"
 
@@ -3880,7 +3985,7 @@ func file_writ_node_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_writ_node_v1_node_proto_goTypes = []any{
 	(Refusal_Kind)(0),                  // 0: writ.node.v1.Refusal.Kind
 	(NodeEntry_State)(0),               // 1: writ.node.v1.NodeEntry.State
@@ -3927,111 +4032,117 @@ var file_writ_node_v1_node_proto_goTypes = []any{
 	(*LaneName)(nil),                   // 42: writ.node.v1.LaneName
 	(*LookupLanesRequest)(nil),         // 43: writ.node.v1.LookupLanesRequest
 	(*LookupLanesResponse)(nil),        // 44: writ.node.v1.LookupLanesResponse
-	(*AuditFindingsRequest)(nil),       // 45: writ.node.v1.AuditFindingsRequest
-	(*AuditFindingsResponse)(nil),      // 46: writ.node.v1.AuditFindingsResponse
-	(*InspectRequest)(nil),             // 47: writ.node.v1.InspectRequest
-	(*InspectResponse)(nil),            // 48: writ.node.v1.InspectResponse
-	(*InspectedLane)(nil),              // 49: writ.node.v1.InspectedLane
-	nil,                                // 50: writ.node.v1.MetaState.NodesEntry
-	nil,                                // 51: writ.node.v1.Contract.WindowByKindEntry
-	nil,                                // 52: writ.node.v1.SetContractRequest.WindowByKindEntry
-	(*v1.SubmitRequest)(nil),           // 53: writ.v1.SubmitRequest
-	(*v1.ReadRequest)(nil),             // 54: writ.v1.ReadRequest
-	(*v1.OutcomeRequest)(nil),          // 55: writ.v1.OutcomeRequest
-	(*v1.SubmitResponse)(nil),          // 56: writ.v1.SubmitResponse
-	(*v1.ReadResponse)(nil),            // 57: writ.v1.ReadResponse
-	(*v1.OutcomeResponse)(nil),         // 58: writ.v1.OutcomeResponse
-	(*v11.Row)(nil),                    // 59: writ.record.v1.Row
-	(*v11.Ref)(nil),                    // 60: writ.record.v1.Ref
-	(*v11.Lane)(nil),                   // 61: writ.record.v1.Lane
-	(*v11.EntityRecord)(nil),           // 62: writ.record.v1.EntityRecord
-	(*v11.KeyRecord)(nil),              // 63: writ.record.v1.KeyRecord
+	(*GuaranteeRequest)(nil),           // 45: writ.node.v1.GuaranteeRequest
+	(*GuaranteeResponse)(nil),          // 46: writ.node.v1.GuaranteeResponse
+	(*AuditFindingsRequest)(nil),       // 47: writ.node.v1.AuditFindingsRequest
+	(*AuditFindingsResponse)(nil),      // 48: writ.node.v1.AuditFindingsResponse
+	(*InspectRequest)(nil),             // 49: writ.node.v1.InspectRequest
+	(*InspectResponse)(nil),            // 50: writ.node.v1.InspectResponse
+	(*InspectedLane)(nil),              // 51: writ.node.v1.InspectedLane
+	nil,                                // 52: writ.node.v1.MetaState.NodesEntry
+	nil,                                // 53: writ.node.v1.Contract.WindowByKindEntry
+	nil,                                // 54: writ.node.v1.SetContractRequest.WindowByKindEntry
+	(*v1.SubmitRequest)(nil),           // 55: writ.v1.SubmitRequest
+	(*v1.ReadRequest)(nil),             // 56: writ.v1.ReadRequest
+	(*v1.OutcomeRequest)(nil),          // 57: writ.v1.OutcomeRequest
+	(*v1.SubmitResponse)(nil),          // 58: writ.v1.SubmitResponse
+	(*v1.ReadResponse)(nil),            // 59: writ.v1.ReadResponse
+	(*v1.OutcomeResponse)(nil),         // 60: writ.v1.OutcomeResponse
+	(*v11.Row)(nil),                    // 61: writ.record.v1.Row
+	(*v11.Ref)(nil),                    // 62: writ.record.v1.Ref
+	(*v11.Lane)(nil),                   // 63: writ.record.v1.Lane
+	(*v1.Guarantee)(nil),               // 64: writ.v1.Guarantee
+	(*v11.EntityRecord)(nil),           // 65: writ.record.v1.EntityRecord
+	(*v11.KeyRecord)(nil),              // 66: writ.record.v1.KeyRecord
 }
 var file_writ_node_v1_node_proto_depIdxs = []int32{
-	53, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
-	54, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
-	55, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
-	55, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
-	56, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
-	57, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
-	58, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
-	59, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
+	55, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
+	56, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
+	57, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
+	57, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
+	58, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
+	59, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
+	60, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
+	61, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
 	6,  // 8: writ.node.v1.DeliverResponse.refusal:type_name -> writ.node.v1.Refusal
 	0,  // 9: writ.node.v1.Refusal.kind:type_name -> writ.node.v1.Refusal.Kind
 	25, // 10: writ.node.v1.ReportResponse.shards:type_name -> writ.node.v1.ShardStatus
-	50, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
+	52, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
 	19, // 12: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
 	21, // 13: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
 	1,  // 14: writ.node.v1.NodeEntry.state:type_name -> writ.node.v1.NodeEntry.State
 	20, // 15: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
-	51, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
+	53, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
 	17, // 17: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
 	17, // 18: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
 	25, // 19: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
 	26, // 20: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
 	29, // 21: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
-	60, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
-	60, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
-	60, // 24: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
-	60, // 25: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
-	61, // 26: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
+	62, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
+	62, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
+	62, // 24: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
+	62, // 25: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
+	63, // 26: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
 	1,  // 27: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
-	52, // 28: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
+	54, // 28: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
 	21, // 29: writ.node.v1.SetContractResponse.contract:type_name -> writ.node.v1.Contract
-	60, // 30: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
-	60, // 31: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
+	62, // 30: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
+	62, // 31: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
 	42, // 32: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
 	31, // 33: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
-	60, // 34: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
-	62, // 35: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
-	63, // 36: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
-	49, // 37: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
-	31, // 38: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
-	60, // 39: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
-	61, // 40: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
-	59, // 41: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
-	18, // 42: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
-	2,  // 43: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
-	4,  // 44: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
-	7,  // 45: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
-	9,  // 46: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
-	11, // 47: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
-	13, // 48: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
-	15, // 49: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
-	23, // 50: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
-	27, // 51: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
-	30, // 52: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
-	32, // 53: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
-	34, // 54: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
-	36, // 55: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
-	38, // 56: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
-	40, // 57: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
-	43, // 58: writ.node.v1.AdminService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
-	45, // 59: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
-	47, // 60: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
-	3,  // 61: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
-	5,  // 62: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
-	8,  // 63: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
-	10, // 64: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
-	12, // 65: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
-	14, // 66: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
-	16, // 67: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
-	24, // 68: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
-	28, // 69: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
-	31, // 70: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
-	33, // 71: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
-	35, // 72: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
-	37, // 73: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
-	39, // 74: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
-	41, // 75: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
-	44, // 76: writ.node.v1.AdminService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
-	46, // 77: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
-	48, // 78: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
-	61, // [61:79] is the sub-list for method output_type
-	43, // [43:61] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	64, // 34: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
+	62, // 35: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
+	65, // 36: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
+	66, // 37: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
+	51, // 38: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
+	31, // 39: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
+	62, // 40: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
+	63, // 41: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
+	61, // 42: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
+	18, // 43: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
+	2,  // 44: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
+	4,  // 45: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
+	7,  // 46: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
+	9,  // 47: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
+	11, // 48: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
+	13, // 49: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
+	43, // 50: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
+	45, // 51: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
+	15, // 52: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
+	23, // 53: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
+	27, // 54: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
+	30, // 55: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
+	32, // 56: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
+	34, // 57: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
+	36, // 58: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
+	38, // 59: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
+	40, // 60: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
+	47, // 61: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
+	49, // 62: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
+	3,  // 63: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
+	5,  // 64: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
+	8,  // 65: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
+	10, // 66: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
+	12, // 67: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
+	14, // 68: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
+	44, // 69: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
+	46, // 70: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
+	16, // 71: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
+	24, // 72: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
+	28, // 73: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
+	31, // 74: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
+	33, // 75: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
+	35, // 76: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
+	37, // 77: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
+	39, // 78: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
+	41, // 79: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
+	48, // 80: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
+	50, // 81: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
+	63, // [63:82] is the sub-list for method output_type
+	44, // [44:63] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_writ_node_v1_node_proto_init() }
@@ -4057,7 +4168,7 @@ func file_writ_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_node_v1_node_proto_rawDesc), len(file_writ_node_v1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   51,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

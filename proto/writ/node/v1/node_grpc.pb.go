@@ -28,6 +28,8 @@ const (
 	NodeService_Register_FullMethodName           = "/writ.node.v1.NodeService/Register"
 	NodeService_ReplicaStatus_FullMethodName      = "/writ.node.v1.NodeService/ReplicaStatus"
 	NodeService_Report_FullMethodName             = "/writ.node.v1.NodeService/Report"
+	NodeService_LookupLanes_FullMethodName        = "/writ.node.v1.NodeService/LookupLanes"
+	NodeService_Guarantee_FullMethodName          = "/writ.node.v1.NodeService/Guarantee"
 	NodeService_TransferLeadership_FullMethodName = "/writ.node.v1.NodeService/TransferLeadership"
 )
 
@@ -51,6 +53,11 @@ type NodeServiceClient interface {
 	ReplicaStatus(ctx context.Context, in *ReplicaStatusRequest, opts ...grpc.CallOption) (*ReplicaStatusResponse, error)
 	// Report describes all replicas of a node.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
+	// LookupLanes tells one side of some lanes, as the shard's leader knows them
+	// after a read barrier: so the auditor compares both ends of a lane.
+	LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error)
+	// Guarantee tells how far the node that is asked sees the guarantee held.
+	Guarantee(ctx context.Context, in *GuaranteeRequest, opts ...grpc.CallOption) (*GuaranteeResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 }
@@ -123,6 +130,26 @@ func (c *nodeServiceClient) Report(ctx context.Context, in *ReportRequest, opts 
 	return out, nil
 }
 
+func (c *nodeServiceClient) LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LookupLanesResponse)
+	err := c.cc.Invoke(ctx, NodeService_LookupLanes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeServiceClient) Guarantee(ctx context.Context, in *GuaranteeRequest, opts ...grpc.CallOption) (*GuaranteeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GuaranteeResponse)
+	err := c.cc.Invoke(ctx, NodeService_Guarantee_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeServiceClient) TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TransferLeadershipResponse)
@@ -153,6 +180,11 @@ type NodeServiceServer interface {
 	ReplicaStatus(context.Context, *ReplicaStatusRequest) (*ReplicaStatusResponse, error)
 	// Report describes all replicas of a node.
 	Report(context.Context, *ReportRequest) (*ReportResponse, error)
+	// LookupLanes tells one side of some lanes, as the shard's leader knows them
+	// after a read barrier: so the auditor compares both ends of a lane.
+	LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error)
+	// Guarantee tells how far the node that is asked sees the guarantee held.
+	Guarantee(context.Context, *GuaranteeRequest) (*GuaranteeResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	mustEmbedUnimplementedNodeServiceServer()
@@ -182,6 +214,12 @@ func (UnimplementedNodeServiceServer) ReplicaStatus(context.Context, *ReplicaSta
 }
 func (UnimplementedNodeServiceServer) Report(context.Context, *ReportRequest) (*ReportResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedNodeServiceServer) LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LookupLanes not implemented")
+}
+func (UnimplementedNodeServiceServer) Guarantee(context.Context, *GuaranteeRequest) (*GuaranteeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Guarantee not implemented")
 }
 func (UnimplementedNodeServiceServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
@@ -315,6 +353,42 @@ func _NodeService_Report_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NodeService_LookupLanes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookupLanesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServiceServer).LookupLanes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NodeService_LookupLanes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServiceServer).LookupLanes(ctx, req.(*LookupLanesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _NodeService_Guarantee_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GuaranteeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServiceServer).Guarantee(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NodeService_Guarantee_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServiceServer).Guarantee(ctx, req.(*GuaranteeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NodeService_TransferLeadership_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TransferLeadershipRequest)
 	if err := dec(in); err != nil {
@@ -365,6 +439,14 @@ var NodeService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _NodeService_Report_Handler,
 		},
 		{
+			MethodName: "LookupLanes",
+			Handler:    _NodeService_LookupLanes_Handler,
+		},
+		{
+			MethodName: "Guarantee",
+			Handler:    _NodeService_Guarantee_Handler,
+		},
+		{
 			MethodName: "TransferLeadership",
 			Handler:    _NodeService_TransferLeadership_Handler,
 		},
@@ -382,7 +464,6 @@ const (
 	AdminService_SetNodeState_FullMethodName  = "/writ.node.v1.AdminService/SetNodeState"
 	AdminService_MoveShard_FullMethodName     = "/writ.node.v1.AdminService/MoveShard"
 	AdminService_SetContract_FullMethodName   = "/writ.node.v1.AdminService/SetContract"
-	AdminService_LookupLanes_FullMethodName   = "/writ.node.v1.AdminService/LookupLanes"
 	AdminService_AuditFindings_FullMethodName = "/writ.node.v1.AdminService/AuditFindings"
 	AdminService_Inspect_FullMethodName       = "/writ.node.v1.AdminService/Inspect"
 )
@@ -411,8 +492,6 @@ type AdminServiceClient interface {
 	MoveShard(ctx context.Context, in *MoveShardRequest, opts ...grpc.CallOption) (*MoveShardResponse, error)
 	// SetContract changes what the cluster promises.
 	SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error)
-	// LookupLanes tells one side of some lanes. Served by the shard's leader.
-	LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
 	AuditFindings(ctx context.Context, in *AuditFindingsRequest, opts ...grpc.CallOption) (*AuditFindingsResponse, error)
 	// Inspect shows all that is stored about one entity, for people.
@@ -525,16 +604,6 @@ func (c *adminServiceClient) SetContract(ctx context.Context, in *SetContractReq
 	return out, nil
 }
 
-func (c *adminServiceClient) LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(LookupLanesResponse)
-	err := c.cc.Invoke(ctx, AdminService_LookupLanes_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *adminServiceClient) AuditFindings(ctx context.Context, in *AuditFindingsRequest, opts ...grpc.CallOption) (*AuditFindingsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AuditFindingsResponse)
@@ -579,8 +648,6 @@ type AdminServiceServer interface {
 	MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error)
 	// SetContract changes what the cluster promises.
 	SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error)
-	// LookupLanes tells one side of some lanes. Served by the shard's leader.
-	LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
 	AuditFindings(context.Context, *AuditFindingsRequest) (*AuditFindingsResponse, error)
 	// Inspect shows all that is stored about one entity, for people.
@@ -618,9 +685,6 @@ func (UnimplementedAdminServiceServer) MoveShard(context.Context, *MoveShardRequ
 }
 func (UnimplementedAdminServiceServer) SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetContract not implemented")
-}
-func (UnimplementedAdminServiceServer) LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method LookupLanes not implemented")
 }
 func (UnimplementedAdminServiceServer) AuditFindings(context.Context, *AuditFindingsRequest) (*AuditFindingsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AuditFindings not implemented")
@@ -779,24 +843,6 @@ func _AdminService_SetContract_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
-func _AdminService_LookupLanes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(LookupLanesRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(AdminServiceServer).LookupLanes(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: AdminService_LookupLanes_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServiceServer).LookupLanes(ctx, req.(*LookupLanesRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _AdminService_AuditFindings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(AuditFindingsRequest)
 	if err := dec(in); err != nil {
@@ -863,10 +909,6 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetContract",
 			Handler:    _AdminService_SetContract_Handler,
-		},
-		{
-			MethodName: "LookupLanes",
-			Handler:    _AdminService_LookupLanes_Handler,
 		},
 		{
 			MethodName: "AuditFindings",

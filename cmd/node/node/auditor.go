@@ -1,0 +1,252 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"writ/persistence"
+	"writ/persistence/replica"
+)
+
+// auditor recounts, in the background and with a small budget, the shards that
+// this node leads: effects against keys in each store, the replicas' content
+// against each other, and a slice of the lanes against their other ends. What it
+// finds it counts, logs and keeps for "node audit --deep" until it is gone. It
+// never repairs: a repair would hide what has gone wrong.
+//
+// It rests for auditRest times as long as it has worked, so that it takes at most
+// some two parts in a hundred of one core, and it leaves shards alone that have
+// not changed since they were found sound.
+type auditor struct {
+	node    *Node
+	metrics *auditMetrics
+
+	mu     sync.Mutex
+	shards map[uint32]*shardAudit
+}
+
+const (
+	auditRest = 50
+	// auditAgain is when an unchanged shard is recounted all the same.
+	auditAgain = 10 * time.Minute
+	// laneSlice is the number of lanes compared in one round, on each side.
+	laneSlice = 500
+	// auditTimeout bounds the work on one shard in one round.
+	auditTimeout = time.Minute
+)
+
+// kindOfFinding classes what the auditor finds: the label of its metrics.
+type kindOfFinding string
+
+const (
+	foundRecount  kindOfFinding = "recount"  // counters, hashes or effects contradict the content
+	foundReplicas kindOfFinding = "replicas" // two replicas differ at one index
+	foundPhantom  kindOfFinding = "phantom"  // applied without a source row
+	foundLost     kindOfFinding = "lost"     // confirmed but not applied
+)
+
+func kindsOfFinding() []kindOfFinding {
+	return []kindOfFinding{foundRecount, foundReplicas, foundPhantom, foundLost}
+}
+
+// shardAudit is what is known of one shard in one term. The auditor's goroutine
+// changes it under the auditor's lock.
+type shardAudit struct {
+	term          uint64
+	index         uint64
+	finished      time.Time // of the last recount
+	effects, keys uint64
+	recount       []string
+	replicas      []string
+	lanes         map[laneEnd]laneFinding
+	lanesChecked  uint64
+
+	hash        string           // content at the last recount
+	sources     persistence.Pair // how far the walk of the lanes has come
+	marks       persistence.Pair
+	walkedHash  string // content since the beginning of the walk in progress
+	soundHash   string // content that was walked to its end
+	soundAt     time.Time
+	walkedClean bool // no look-up of this walk has failed
+}
+
+// laneEnd is one side of a lane.
+type laneEnd struct {
+	persistence.Pair
+	kind kindOfFinding
+}
+
+// laneFinding is by how many events a lane's ends disagree.
+type laneFinding struct {
+	events uint64
+	text   string
+}
+
+type auditMetrics struct {
+	rounds   prometheus.Counter
+	lanes    prometheus.Counter
+	findings *prometheus.CounterVec
+	phantoms prometheus.Counter
+}
+
+func newAuditor(n *Node, registry *prometheus.Registry) *auditor {
+	m := &auditMetrics{
+		rounds: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "writ_audit_recounts_total", Help: "Recounts of a shard by the background auditor of its leader.",
+		}),
+		lanes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "writ_audit_lanes_checked_total", Help: "Lanes whose end in a shard led here was compared with the other end.",
+		}),
+		findings: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "writ_audit_findings_total", Help: "Contradictions found by the background auditor, by kind; each is counted when it appears.",
+		}, []string{"finding"}),
+		phantoms: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "writ_idempotency_phantom_effect_total", Help: "Effects without a cause, found by reconciliation: events applied that no source has numbered, and commands decided beyond the keys registered.",
+		}),
+	}
+	for _, kind := range kindsOfFinding() {
+		m.findings.WithLabelValues(string(kind)) // 0 from the start
+	}
+	registry.MustRegister(m.rounds, m.lanes, m.findings, m.phantoms)
+	return &auditor{node: n, metrics: m, shards: map[uint32]*shardAudit{}}
+}
+
+// run audits until the context ends.
+func (a *auditor) run(ctx context.Context) {
+	timer := time.NewTimer(a.node.cfg.AuditInterval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		began := time.Now()
+		a.round(ctx)
+		timer.Reset(max(a.node.cfg.AuditInterval, auditRest*time.Since(began)))
+	}
+}
+
+// round looks at every shard led here.
+func (a *auditor) round(ctx context.Context) {
+	p := a.node.parts()
+	if p == nil {
+		return
+	}
+	for _, r := range p.host.Replicas() {
+		lease := r.Lease()
+		if lease == nil || r.Store() == nil {
+			a.forget(r.Shard())
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, auditTimeout)
+		stop := context.AfterFunc(lease.Context(), cancel)
+		if err := a.shard(ctx, p, r, lease); err != nil && ctx.Err() == nil {
+			a.node.log.Warn("audit not finished", slog.Uint64("shard", uint64(r.Shard())), slog.Any("error", err))
+		}
+		stop()
+		cancel()
+	}
+}
+
+func (a *auditor) forget(shard uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.shards, shard)
+}
+
+// state is the audit of a shard in a term; what an earlier term found starts anew.
+func (a *auditor) state(shard uint32, term uint64) *shardAudit {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.shards[shard]
+	if s == nil || s.term != term {
+		s = &shardAudit{term: term, lanes: map[laneEnd]laneFinding{}}
+		a.shards[shard] = s
+	}
+	return s
+}
+
+// shard does one round on one shard.
+func (a *auditor) shard(ctx context.Context, p *parts, r *replica.Replica, lease *replica.Lease) error {
+	s := a.state(r.Shard(), lease.Term())
+	_, hash := r.Store().StateHash()
+	if now := string(hash); now == s.soundHash && time.Since(s.soundAt) < auditAgain {
+		return nil
+	}
+	if string(hash) != s.hash || time.Since(s.finished) >= auditAgain {
+		if err := a.recount(ctx, p, r, lease, s); err != nil {
+			return err
+		}
+	}
+	return a.walk(ctx, p, r, s)
+}
+
+// recount recounts a shard and compares its replicas, at one index.
+func (a *auditor) recount(ctx context.Context, p *parts, r *replica.Replica, lease *replica.Lease, s *shardAudit) error {
+	id := "background-" + rand.Text()
+	if err := lease.Checkpoint(ctx, id); err != nil {
+		return err
+	}
+	found, err := r.Store().Audit(ctx)
+	if err != nil {
+		return err
+	}
+	differ := a.compareReplicas(ctx, p, r, id)
+	keys := found.KeysLive + found.KeysExpired
+	recount := found.Findings
+	if found.Effects != keys {
+		recount = append(recount, fmt.Sprintf("effects %d, keys %d", found.Effects, keys))
+	}
+	a.metrics.rounds.Inc()
+	a.count(r.Shard(), foundRecount, s.recount, recount)
+	a.count(r.Shard(), foundReplicas, s.replicas, differ)
+	if over := excess(found.Effects, keys); over > excess(s.effects, s.keys) {
+		a.metrics.phantoms.Add(float64(over - excess(s.effects, s.keys)))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s.index, s.finished, s.hash = found.Index, time.Now(), string(found.Hash)
+	s.effects, s.keys, s.recount, s.replicas = found.Effects, keys, recount, differ
+	return nil
+}
+
+func excess(a, b uint64) uint64 { return max(a, b) - b }
+
+// compareReplicas names the replicas whose content differs from this one's. One
+// that does not answer proves nothing.
+func (a *auditor) compareReplicas(ctx context.Context, p *parts, r *replica.Replica, audit string) []string {
+	st := r.Status()
+	admin := &admin{node: a.node}
+	own := admin.replicaHash(ctx, p, a.node.cfg.ID, r.Shard(), audit)
+	var differ []string
+	for _, other := range append(st.Voters, st.Learners...) {
+		m, known := a.node.gossip.Lookup(other.Node)
+		if other.Node == a.node.cfg.ID || !known || !m.Alive || own.GetError() != "" {
+			continue
+		}
+		h := admin.replicaHash(ctx, p, other.Node, r.Shard(), audit)
+		if h.GetError() == "" && h.GetIndex() == own.GetIndex() && string(h.GetHash()) != string(own.GetHash()) {
+			differ = append(differ, fmt.Sprintf("the replica on %s differs at index %d: %x there, %x here", other.Node, h.GetIndex(), h.GetHash(), own.GetHash()))
+		}
+	}
+	return differ
+}
+
+// count logs and counts what is new among findings.
+func (a *auditor) count(shard uint32, kind kindOfFinding, before, now []string) {
+	for _, f := range now {
+		if slices.Contains(before, f) {
+			continue
+		}
+		a.metrics.findings.WithLabelValues(string(kind)).Inc()
+		a.node.log.Error("audit finding", slog.Uint64("shard", uint64(shard)), slog.String("kind", string(kind)), slog.String("finding", f))
+	}
+}
