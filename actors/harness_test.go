@@ -93,6 +93,7 @@ type worldConfig struct {
 	shards uint32
 	kinds  []entity.Definer
 	change func(*actors.Config)
+	wrap   func(actors.Store) actors.Store // comes between runtime and store
 }
 
 func newWorld(tb testing.TB, c worldConfig) *world {
@@ -131,7 +132,11 @@ func newWorld(tb testing.TB, c worldConfig) *world {
 		w.stores = append(w.stores, store)
 		w.logs = append(w.logs, &log{t: tb, store: store, poke: w.metrics.poke})
 		w.leases = append(w.leases, nil)
-		if err := w.rt.Open(uint32(i), store); err != nil {
+		seen := actors.Store(store)
+		if c.wrap != nil {
+			seen = c.wrap(store)
+		}
+		if err := w.rt.Open(uint32(i), seen); err != nil {
 			tb.Fatal(err)
 		}
 		w.lead(i)
