@@ -41,13 +41,11 @@ func TestComposeFileIsDerived(t *testing.T) {
 }
 
 // startCompose makes a cluster of containers and waits until it is ready. The
-// test is skipped where there is no Docker, and all but the first case run only
-// with CHAOS_LONG=1.
-func startCompose(t *testing.T, usual bool, extra ...string) (*rig, *Compose) {
+// test is skipped where there is no Docker. It runs with CHAOS_LONG=1 only; "make
+// compose-smoke" is the usual run's.
+func startCompose(t *testing.T, extra ...string) (*rig, *Compose) {
 	t.Helper()
-	if !usual && !long() {
-		t.Skip("SKIP: runs with CHAOS_LONG=1 only")
-	}
+	onlyLong(t)
 	if out, err := exec.Command("docker", "info").CombinedOutput(); err != nil {
 		t.Skipf("SKIP: no Docker engine answers: docker info: %v: %s", err, out)
 	}
@@ -68,7 +66,7 @@ func startCompose(t *testing.T, usual bool, extra ...string) (*rig, *Compose) {
 }
 
 func TestComposeTransfersUnderKills(t *testing.T) {
-	r, _ := startCompose(t, true)
+	r, _ := startCompose(t)
 	transfersUnderKills(r)
 }
 
@@ -93,7 +91,7 @@ func (r *rig) hurt(config WorkloadConfig, steps []Step) {
 // Every node in turn, the seed too, is cut off from the network for longer than
 // gossip remembers the dead (C004).
 func TestComposeDisconnect(t *testing.T) {
-	r, _ := startCompose(t, false)
+	r, _ := startCompose(t)
 	var steps []Step
 	for _, node := range r.cluster.Nodes() {
 		steps = append(steps, Step{Fault: FaultCut, Node: node, After: 2 * time.Second, Hold: 40 * time.Second})
@@ -103,7 +101,7 @@ func TestComposeDisconnect(t *testing.T) {
 
 // A node is frozen again and again (C064).
 func TestComposePause(t *testing.T) {
-	r, _ := startCompose(t, false)
+	r, _ := startCompose(t)
 	var steps []Step
 	for i := range 6 {
 		steps = append(steps, Step{Fault: FaultPause, Node: r.cluster.Nodes()[i%3], After: 5 * time.Second, Hold: 20 * time.Second})
@@ -113,7 +111,7 @@ func TestComposePause(t *testing.T) {
 
 // Each node in turn loses its volume and is filled again (C002, C010).
 func TestComposeWipe(t *testing.T) {
-	r, _ := startCompose(t, false)
+	r, _ := startCompose(t)
 	ctx := within(t, 10*time.Minute)
 	w, hedge := r.load(WorkloadConfig{Seed: seed(t), Clients: 4, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond})
 	loading, stop := context.WithCancel(ctx)
@@ -137,7 +135,7 @@ func TestComposeWipe(t *testing.T) {
 // All containers go away and come back in the reverse order, with each other's
 // addresses (C003, C070).
 func TestComposeAddressesChange(t *testing.T) {
-	r, c := startCompose(t, false)
+	r, c := startCompose(t)
 	ctx := within(t, 5*time.Minute)
 	r.deposits(ctx, "addr-", 20)
 	nodes := c.Nodes()
@@ -173,7 +171,7 @@ func TestComposeAddressesChange(t *testing.T) {
 
 // From three containers to five and back to three under load, then one dies (C059).
 func TestComposeScale(t *testing.T) {
-	r, c := startCompose(t, false, "n4", "n5")
+	r, c := startCompose(t, "n4", "n5")
 	ctx := within(t, 10*time.Minute)
 	w, hedge := r.load(WorkloadConfig{Seed: seed(t), Clients: 4, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond})
 	loading, stop := context.WithCancel(ctx)
@@ -206,7 +204,7 @@ func TestComposeWires(t *testing.T) {
 	if err := WireTools(); err != nil {
 		t.Skipf("SKIP: %v", err)
 	}
-	r, _ := startCompose(t, false)
+	r, _ := startCompose(t)
 	random := rand.New(rand.NewPCG(seed(t), 21))
 	steps := Plan(random.Uint64(), r.cluster.Nodes(), []Fault{FaultOneWay, FaultHalf, FaultLoss, FaultSlow}, 16, 15*time.Second)
 	r.hurt(WorkloadConfig{Seed: random.Uint64(), Clients: 8, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond}, steps)
@@ -214,7 +212,7 @@ func TestComposeWires(t *testing.T) {
 
 // Random faults, the network's among them.
 func TestComposeNemesis(t *testing.T) {
-	r, _ := startCompose(t, false)
+	r, _ := startCompose(t)
 	random := rand.New(rand.NewPCG(seed(t), 20))
 	steps := Plan(random.Uint64(), r.cluster.Nodes(),
 		[]Fault{FaultKill, FaultPause, FaultCut, FaultStorm, FaultRolling, FaultAll}, 40, 8*time.Second)

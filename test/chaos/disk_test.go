@@ -18,6 +18,7 @@ import (
 // have, and comes back under its old name while the leader goes away: the write
 // is there or nobody answers, but it is never gone (C002).
 func TestProcessWipedDisk(t *testing.T) {
+	t.Parallel()
 	for round := range pick(1, 6) {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {
 			r := start(t, ProcessConfig{})
@@ -45,7 +46,7 @@ func TestProcessWipedDisk(t *testing.T) {
 			must(t, r.cluster.Start(follower))
 			r.kill(leader)
 			must(t, r.cluster.Start(cut))
-			r.neverGone(ctx, []string{follower, cut}, pick(6*time.Second, 20*time.Second))
+			r.neverGone(ctx, []string{follower, cut}, pick(4*time.Second, 20*time.Second))
 
 			r.up(leader)
 			must(t, AwaitReady(ctx, r.cluster, nodes...))
@@ -120,13 +121,13 @@ type damage struct {
 func damages() []damage {
 	return []damage{
 		{"zero length", func(file, _ string) error { return os.Truncate(file, 0) }},
-		// Within the pages in use: bbolt's files have a long unused tail.
-		{"truncated", func(file, _ string) error { return os.Truncate(file, 5*4096) }},
-		{"deleted", func(file, _ string) error { return os.Remove(file) }},
 		{"swapped", func(file, other string) error {
 			return errors.Join(os.Rename(file, file+".tmp"), os.Rename(other, file), os.Rename(file+".tmp", other))
 		}},
 		{"bits flipped", flipBits},
+		// Within the pages in use: bbolt's files have a long unused tail.
+		{"truncated", func(file, _ string) error { return os.Truncate(file, 5*4096) }},
+		{"deleted", func(file, _ string) error { return os.Remove(file) }},
 		{"foreign", func(file, _ string) error {
 			return os.WriteFile(file, bytes.Repeat([]byte("this is not a shard\n"), 4096), 0o600)
 		}},
@@ -150,6 +151,7 @@ func flipBits(file, _ string) error {
 // and rebuilt from the others, the node serves its other shards, nothing is
 // served from the damaged file and nothing is forgotten (C011, C075).
 func TestProcessDamage(t *testing.T) {
+	t.Parallel()
 	r := start(t, ProcessConfig{})
 	ctx := within(t, 8*time.Minute)
 	r.deposits(ctx, "dam-", 200)
@@ -160,7 +162,11 @@ func TestProcessDamage(t *testing.T) {
 	money := r.balances(ctx, names)
 	keys := r.audit().Keys
 
-	for i, d := range damages() {
+	kinds := damages()
+	if !long() {
+		kinds = kinds[:3]
+	}
+	for i, d := range kinds {
 		node := r.cluster.Nodes()[i%3]
 		t.Run(strings.ReplaceAll(d.name, " ", "-"), func(t *testing.T) {
 			stopping, cancel := context.WithTimeout(ctx, 15*time.Second)
@@ -213,6 +219,7 @@ func copyFolder(t *testing.T, from, to string) {
 // A second process with a node's folder, a copy of it, another node's folder, or
 // another cluster's: each is refused with a reason, and nobody is disturbed (C069).
 func TestProcessIdentity(t *testing.T) {
+	t.Parallel()
 	r := start(t, ProcessConfig{})
 	ctx := within(t, 3*time.Minute)
 	r.deposits(ctx, "id-", 20)

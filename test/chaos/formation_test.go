@@ -34,9 +34,10 @@ func (r *rig) oneCluster(ctx context.Context) string {
 // Nodes start in any order and far apart: while one of the list is missing no
 // cluster forms and the others say who is missing; then there is one (C020, C071).
 func TestProcessFormation(t *testing.T) {
-	orders := [][]string{{"n2", "n3", "n1"}, {"n1", "n3", "n2"}}
+	t.Parallel()
+	orders := [][]string{{"n2", "n3", "n1"}}
 	if long() {
-		orders = append(orders, []string{"n3", "n2", "n1"}, []string{"n1", "n2", "n3"}, []string{"n2", "n1", "n3"}, []string{"n3", "n1", "n2"})
+		orders = append(orders, []string{"n1", "n3", "n2"}, []string{"n3", "n2", "n1"}, []string{"n1", "n2", "n3"}, []string{"n2", "n1", "n3"}, []string{"n3", "n1", "n2"})
 	}
 	for _, order := range orders {
 		t.Run(strings.Join(order, "-"), func(t *testing.T) {
@@ -79,6 +80,7 @@ func TestProcessFormation(t *testing.T) {
 
 // Two nodes with empty disks never overrule one that holds data (C020).
 func TestProcessFreshNodesDoNotOverrule(t *testing.T) {
+	t.Parallel()
 	r := start(t, ProcessConfig{})
 	ctx := within(t, 2*time.Minute)
 	r.deposits(ctx, "old-", 20)
@@ -92,7 +94,7 @@ func TestProcessFreshNodesDoNotOverrule(t *testing.T) {
 	}
 	pause(ctx, time.Second) // the fresh ones alone first
 	must(t, r.cluster.Start(kept))
-	until, cancel := context.WithTimeout(ctx, pick(8*time.Second, 40*time.Second))
+	until, cancel := context.WithTimeout(ctx, pick(5*time.Second, 40*time.Second))
 	defer cancel()
 	for until.Err() == nil {
 		for other, by := range r.clusterIDs(ctx) {
@@ -126,6 +128,7 @@ func TestProcessFreshNodesDoNotOverrule(t *testing.T) {
 // The only seed is away for a while and another node restarts meanwhile; when
 // the seed is back all see each other again, without help (C004, C022).
 func TestProcessSeedDown(t *testing.T) {
+	t.Parallel()
 	r := prepare(t, ProcessConfig{})
 	ctx := within(t, 4*time.Minute)
 	nodes := r.cluster.Nodes()
@@ -153,11 +156,13 @@ func TestProcessSeedDown(t *testing.T) {
 // All nodes are down; two come back with each other's addresses, then all of
 // them with new ones (C003).
 func TestProcessAddressesChange(t *testing.T) {
+	t.Parallel()
 	r := start(t, ProcessConfig{})
 	ctx := within(t, 3*time.Minute)
 	r.deposits(ctx, "addr-", 20)
 	nodes := r.cluster.Nodes()
-	for _, pair := range [][2]string{{"n1", "n2"}, {"n2", "n3"}} {
+	pairs := [][2]string{{"n1", "n2"}, {"n2", "n3"}, {"n3", "n1"}}
+	for _, pair := range pairs[:pick(1, 3)] {
 		r.kill(nodes...)
 		r.process.SwapAddrs(pair[0], pair[1])
 		r.connect()

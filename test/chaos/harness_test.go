@@ -58,6 +58,14 @@ func TestMain(m *testing.M) {
 // long reports whether the full numbers are asked for.
 func long() bool { return os.Getenv("CHAOS_LONG") != "" && !testing.Short() }
 
+// onlyLong skips a case whose ground is covered by another one in a usual run.
+func onlyLong(t *testing.T) {
+	t.Helper()
+	if !long() {
+		t.Skip("SKIP: runs with CHAOS_LONG=1 only")
+	}
+}
+
 // pick chooses between the number of a usual run and that of a long one.
 func pick[T any](usual, full T) T {
 	if long() {

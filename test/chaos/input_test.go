@@ -68,6 +68,7 @@ func badInputs(t *testing.T) []badInput {
 
 // Bad input over gRPC gets a clear error and changes nothing (C081).
 func TestProcessBadInput(t *testing.T) {
+	t.Parallel()
 	r := start(t, ProcessConfig{Nodes: []string{"n1"}})
 	ctx := within(t, 2*time.Minute)
 	for _, c := range badInputs(t) {

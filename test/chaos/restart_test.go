@@ -71,7 +71,7 @@ func TestProcessRestartChangesNothing(t *testing.T) {
 	}))
 	money := r.balances(ctx, w.Accounts())
 
-	for round := range pick(5, 20) {
+	for round := range pick(3, 20) {
 		nodes := r.cluster.Nodes()
 		r.kill(nodes...)
 		for range random.IntN(3) {
@@ -96,6 +96,7 @@ func TestProcessRestartChangesNothing(t *testing.T) {
 // All nodes are killed at random moments under load, with snapshots and
 // replays of the log; every answer given stays true.
 func TestProcessKillAllUnderLoad(t *testing.T) {
+	onlyLong(t)
 	random := mrand.New(mrand.NewPCG(seed(t), 3))
 	r := start(t, ProcessConfig{})
 	ctx := within(t, 10*time.Minute)
@@ -103,7 +104,7 @@ func TestProcessKillAllUnderLoad(t *testing.T) {
 	loading, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { w.Run(loading) })
-	n := &Nemesis{Cluster: r.cluster, Steps: Plan(random.Uint64(), r.cluster.Nodes(), []Fault{FaultAll}, pick(2, 10), time.Second)}
+	n := &Nemesis{Cluster: r.cluster, Steps: Plan(random.Uint64(), r.cluster.Nodes(), []Fault{FaultAll}, 10, 2*time.Second)}
 	err := n.Run(ctx)
 	stop()
 	wg.Wait()

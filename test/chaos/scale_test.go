@@ -151,7 +151,7 @@ func TestProcessNemesis(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { w.Run(loading) })
 	n := &Nemesis{Cluster: r.cluster, Steps: Plan(random.Uint64(), r.cluster.Nodes(),
-		[]Fault{FaultKill, FaultPause, FaultStorm, FaultRolling, FaultAll}, pick(5, 200), pick(2*time.Second, 8*time.Second))}
+		[]Fault{FaultKill, FaultPause, FaultStorm, FaultRolling, FaultAll}, pick(5, 200), pick(1500*time.Millisecond, 8*time.Second))}
 	err := n.Run(ctx)
 	stop()
 	wg.Wait()
