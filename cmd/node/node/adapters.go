@@ -201,17 +201,32 @@ func (r *replicas) Group(shard uint32) cluster.Group {
 	return nil
 }
 
-// stateLowDisk is the state of a replica whose node has too little disk left.
-const stateLowDisk = "low disk"
+// States of a replica that is sound, on a node that should lead nothing: others
+// give a replica that is not "serving" no leadership and no vote.
+const (
+	stateLowDisk  = "low disk"
+	stateStopping = "stopping"
+)
+
+// unfit says why this node should lead nothing, "" if it may.
+func (p *parts) unfit() (state, reason string) {
+	if p.stopping.Load() {
+		return stateStopping, "the node is stopping"
+	}
+	if reason := p.disk.reason(); reason != "" {
+		return stateLowDisk, reason
+	}
+	return "", ""
+}
 
 // statuses describes the local replicas.
 func (p *parts) statuses() []*nodev1.ShardStatus {
 	var list []*nodev1.ShardStatus
+	state, reason := p.unfit()
 	for _, r := range p.host.Replicas() {
 		view := replicaView(r)
-		if reason := p.disk.reason(); reason != "" && view.GetReason() == "" {
-			// No longer "serving": nobody gives it a leadership or a new replica.
-			view.State, view.Reason = stateLowDisk, reason
+		if state != "" && view.GetReason() == "" {
+			view.State, view.Reason = state, reason
 		}
 		list = append(list, view)
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -29,8 +30,9 @@ const (
 	hashWait = 10 * time.Second
 )
 
-// Status implements AdminService.
-func (a *admin) Status(context.Context, *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
+// Status implements AdminService. Of a shard that has no replica here, it tells
+// what its leader says.
+func (a *admin) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
 	n := a.node
 	readiness := n.Readiness()
 	res := &nodev1.StatusResponse{Node: n.cfg.ID, ClusterId: n.clusterID(), Version: Version, Ready: readiness.Ready}
@@ -45,7 +47,42 @@ func (a *admin) Status(context.Context, *nodev1.StatusRequest) (*nodev1.StatusRe
 	for _, placed := range res.GetMeta().GetShards() {
 		res.Shards = append(res.Shards, a.shardStatus(p, placed.GetShard()))
 	}
+	a.askLeaders(ctx, res.GetShards())
 	return res, nil
+}
+
+// reportWait bounds the time that one node's report may take.
+const reportWait = time.Second
+
+// askLeaders completes the lines of shards that have no replica here. A node that
+// does not answer leaves them as they are.
+func (a *admin) askLeaders(ctx context.Context, shards []*nodev1.ShardStatus) {
+	elsewhere := map[string][]*nodev1.ShardStatus{}
+	for _, s := range shards {
+		if !s.GetLocal() && s.GetLeader() != "" && s.GetLeader() != a.node.cfg.ID {
+			elsewhere[s.GetLeader()] = append(elsewhere[s.GetLeader()], s)
+		}
+	}
+	var wg sync.WaitGroup
+	for leader, lines := range elsewhere {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, reportWait)
+			defer cancel()
+			report, err := reporter{a.node}.Shards(ctx, leader)
+			if err != nil {
+				return
+			}
+			for _, line := range lines {
+				for _, there := range report {
+					if there.GetShard() == line.GetShard() {
+						line.Voters, line.Learners = there.GetVoters(), there.GetLearners()
+						line.AppliedIndex, line.CommitIndex, line.Epoch = there.GetAppliedIndex(), there.GetCommitIndex(), there.GetEpoch()
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func memberStatus(m membership.Member) *nodev1.MemberStatus {

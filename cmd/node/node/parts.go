@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"writ/actors"
@@ -75,7 +76,7 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 }
 
 func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
-	p = &parts{node: n.cfg.ID, disk: n.disk, registry: n.registry, meter: n.meter}
+	p = &parts{node: n.cfg.ID, disk: n.disk, stopping: &n.draining, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
 		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
 		Freshness: p.freshness, Metrics: n.metrics, Logger: n.log,
