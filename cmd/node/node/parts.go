@@ -29,6 +29,8 @@ type parts struct {
 	meter    *meter
 	node     string
 	disk     *diskGuard
+	// stopping is the node's: it hands its leaderships over and takes none.
+	stopping *atomic.Bool
 	host     *replica.Host
 	meta     *replica.Meta
 	runtime  *actors.Runtime
