@@ -98,6 +98,66 @@ func TestWaitFlushed(t *testing.T) {
 	release()
 }
 
+// What is applied while a flush is on its way is not part of it: a crash right
+// behind the flush finds content and index of the moment it began.
+func TestApplyGoesOnDuringAFlush(t *testing.T) {
+	began, goOn := make(chan struct{}), make(chan struct{})
+	hold := true
+	cfg := config(t)
+	cfg.Flushing = func() func() {
+		if hold {
+			began <- struct{}{}
+			<-goOn
+		}
+		return func() {}
+	}
+	s := newShard(t, create(t, cfg))
+	a, b := ref("a"), ref("b")
+	s.must(s.command(a, "k1", b, b), s.command(ref("c"), "k2"))
+	want := s.Dump()
+	done := make(chan error)
+	go func() { done <- s.WaitFlushed(t.Context(), 1) }()
+	<-began // the level is frozen, nothing is written yet
+
+	s.logTime = int64(time.Hour)
+	s.must(s.confirm(a, b, 1), s.expire(uint64(window/int64(width))), s.command(a, "k1", b))
+	s.SetConfiguration(9, []byte("voters"))
+	rows, err := s.Rows(a, b, 0, 0, 0)
+	if err != nil || len(rows) != 2 || rows[0].LaneSequence != 2 {
+		t.Errorf("rows %v %v", rows, err)
+	}
+	if r, err := s.Entity(a); r.GetVersion() != 2 || err != nil {
+		t.Errorf("entity %v %v", r, err)
+	}
+	if r, err := s.Entity(ref("c")); r.GetVersion() != 1 || err != nil {
+		t.Errorf("entity in the frozen level: %v %v", r, err)
+	}
+	if k, err := s.Key(ref("c"), "test.Do", []byte("k2")); k != nil || err != nil {
+		t.Errorf("a forgotten key in the frozen level: %v %v", k, err)
+	}
+	audit(t, s.Store)
+
+	close(goOn)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	hold = false
+	after := s.Dump()
+	if index, _ := s.FlushedIndex(); index != 1 {
+		t.Errorf("flushed index %d", index)
+	}
+	copied := cfg
+	copied.Path += ".crashed"
+	copyFile(t, cfg.Path, copied.Path)
+	if diff := cmp.Diff(want, open(t, copied).Dump()); diff != "" {
+		t.Errorf("after a crash: %s", diff)
+	}
+	flush(t, s.Store)
+	if diff := cmp.Diff(after, s.Dump()); diff != "" {
+		t.Errorf("after the next flush: %s", diff)
+	}
+}
+
 // Two stores that share a slot: while one holds it the other applies, and
 // flushes later.
 func TestFlushSlot(t *testing.T) {
