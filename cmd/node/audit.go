@@ -15,7 +15,7 @@ import (
 // auditCommand recounts the cluster.
 type auditCommand struct {
 	target `embed:""`
-	Deep   bool          `help:"List every finding, lane by lane, instead of the first ones."`
+	Deep   bool          `help:"List every finding, lane by lane, instead of the first ones, and what the background auditors have found."`
 	JSON   bool          `name:"json" help:"Print one JSON object."`
 	Wait   time.Duration `default:"10s" help:"How long to wait for events on their way before counting."`
 }
@@ -33,6 +33,8 @@ type auditReport struct {
 	ReplicasEqual bool     `json:"replicas_equal"`
 	OK            bool     `json:"ok"`
 	Findings      []string `json:"findings,omitempty"`
+	// Background is what the auditor of each shard's leader last saw; with --deep.
+	Background []backgroundAudit `json:"background,omitempty"`
 }
 
 // findingsShown bounds the list without --deep.
@@ -48,6 +50,11 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	report, err := audit(ctx, admin, c.Wait)
 	if err != nil {
 		return err
+	}
+	if c.Deep {
+		if err := report.addBackground(ctx, admin); err != nil {
+			return err
+		}
 	}
 	if !c.Deep && len(report.Findings) > findingsShown {
 		more := len(report.Findings) - findingsShown
@@ -73,6 +80,9 @@ func (r *auditReport) print(w io.Writer) error {
 		verdict, r.Effects, r.Keys, r.Ratio, r.Applied, r.OutboxPending, r.Parked, r.Phantoms, r.Lost, r.ReplicasEqual)
 	for _, f := range r.Findings {
 		fmt.Fprintln(w, "-", f)
+	}
+	for _, b := range r.Background {
+		fmt.Fprintln(w, b)
 	}
 	return err
 }

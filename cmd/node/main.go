@@ -24,6 +24,10 @@ type commands struct {
 	Bench   benchCommand   `cmd:"" help:"Measure answers and deliveries; the figures count only if the audit passes."`
 	Cluster clusterCommand `cmd:"" help:"Show and change nodes and shards."`
 	Lanes   lanesCommand   `cmd:"" help:"List lanes whose rows wait."`
+
+	Contract contractCommand `cmd:"" help:"Show what the cluster promises and whether it holds, or change its values."`
+	Explain  explainCommand  `cmd:"" help:"Tell in words what became of a key, an event or an entity, and what it waits for."`
+
 	Health  healthCommand  `cmd:"" help:"Exit 0 if a node is ready, else say why not."`
 	Version versionCommand `cmd:"" help:"Print the version."`
 }

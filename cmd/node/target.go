@@ -55,6 +55,18 @@ const adminRetries = `{"methodConfig": [{
 
 // admin connects to the first node that answers an operator's call.
 func (t target) admin(ctx context.Context) (nodev1.AdminServiceClient, func(), error) {
+	conn, closeConn, err := t.connect(func(conn *grpc.ClientConn) error {
+		_, err := nodev1.NewAdminServiceClient(conn).Status(ctx, &nodev1.StatusRequest{})
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return nodev1.NewAdminServiceClient(conn), closeConn, nil
+}
+
+// connect connects to the first node that passes a probe.
+func (t target) connect(probe func(*grpc.ClientConn) error) (*grpc.ClientConn, func(), error) {
 	var errs []error
 	for _, addr := range t.Addr {
 		conn, err := grpc.NewClient(addr,
@@ -66,9 +78,8 @@ func (t target) admin(ctx context.Context) (nodev1.AdminServiceClient, func(), e
 		if err != nil {
 			return nil, nil, fmt.Errorf("address %q: %w", addr, err)
 		}
-		admin := nodev1.NewAdminServiceClient(conn)
-		if _, err = admin.Status(ctx, &nodev1.StatusRequest{}); err == nil {
-			return admin, func() { _ = conn.Close() }, nil
+		if err = probe(conn); err == nil {
+			return conn, func() { _ = conn.Close() }, nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", addr, err))
 		_ = conn.Close()

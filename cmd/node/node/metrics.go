@@ -15,24 +15,26 @@ type metrics struct {
 }
 
 // counterHelp describes the counters; those with a label name it.
-var counterHelp = map[actors.Counter]struct{ help, label string }{
-	actors.Executed:     {"Commands executed under this node's leases.", ""},
-	actors.Rejected:     {"Commands rejected by rule, decided once and stored.", ""},
-	actors.Replayed:     {"Answers given from a stored outcome.", ""},
-	actors.Attached:     {"Calls that joined an execution in flight.", ""},
-	actors.Refused:      {"Calls refused without an outcome, by reason.", "reason"},
-	actors.Applied:      {"Events applied by consumers on this node.", ""},
-	actors.RowsSent:     {"Outbox rows sent, repeats included.", ""},
-	actors.Attempts:     {"Deliveries refused by a consumer, by kind of refusal.", "kind"},
-	actors.Parks:        {"Lanes parked, by kind of refusal.", "kind"},
-	actors.Confirms:     {"Outbox rows confirmed by their destination.", ""},
-	actors.Activations:  {"Entities activated.", ""},
-	actors.Passivations: {"Entities passivated.", ""},
+func counterHelp() map[actors.Counter]struct{ help, label string } {
+	return map[actors.Counter]struct{ help, label string }{
+		actors.Executed:     {"Commands executed under this node's leases.", ""},
+		actors.Rejected:     {"Commands rejected by rule, decided once and stored.", ""},
+		actors.Replayed:     {"Answers given from a stored outcome.", ""},
+		actors.Attached:     {"Calls that joined an execution in flight.", ""},
+		actors.Refused:      {"Calls refused without an outcome, by reason.", "reason"},
+		actors.Applied:      {"Events applied by consumers on this node.", ""},
+		actors.RowsSent:     {"Outbox rows sent, repeats included.", ""},
+		actors.Attempts:     {"Deliveries refused by a consumer, by kind of refusal.", "kind"},
+		actors.Parks:        {"Lanes parked, by kind of refusal.", "kind"},
+		actors.Confirms:     {"Outbox rows confirmed by their destination.", ""},
+		actors.Activations:  {"Entities activated.", ""},
+		actors.Passivations: {"Entities passivated.", ""},
+	}
 }
 
 func newMetrics(registry *prometheus.Registry) *metrics {
 	m := &metrics{plain: map[actors.Counter]prometheus.Counter{}, labelled: map[actors.Counter]*prometheus.CounterVec{}}
-	for name, about := range counterHelp {
+	for name, about := range counterHelp() {
 		opts := prometheus.CounterOpts{Namespace: "writ", Name: string(name) + "_total", Help: about.help}
 		if about.label == "" {
 			c := prometheus.NewCounter(opts)

@@ -3402,10 +3402,12 @@ func (x *AuditFindingsResponse) GetFindings() []string {
 
 // InspectRequest names an entity, and perhaps one key of it.
 type InspectRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Entity        *v11.Ref               `protobuf:"bytes,1,opt,name=entity,proto3" json:"entity,omitempty"`
-	CommandType   string                 `protobuf:"bytes,2,opt,name=command_type,json=commandType,proto3" json:"command_type,omitempty"`
-	Key           []byte                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Entity      *v11.Ref               `protobuf:"bytes,1,opt,name=entity,proto3" json:"entity,omitempty"`
+	CommandType string                 `protobuf:"bytes,2,opt,name=command_type,json=commandType,proto3" json:"command_type,omitempty"`
+	Key         []byte                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	// How far has the entity applied the lane from this source?
+	Source        *v11.Ref `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3461,6 +3463,13 @@ func (x *InspectRequest) GetKey() []byte {
 	return nil
 }
 
+func (x *InspectRequest) GetSource() *v11.Ref {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
 // InspectResponse is what the leader of the entity's shard has stored.
 type InspectResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -3479,7 +3488,9 @@ type InspectResponse struct {
 	// Lanes to this entity, the first 100.
 	Incoming []*AuditLane `protobuf:"bytes,9,rep,name=incoming,proto3" json:"incoming,omitempty"`
 	// There are more lanes than shown.
-	Cut           bool `protobuf:"varint,10,opt,name=cut,proto3" json:"cut,omitempty"`
+	Cut bool `protobuf:"varint,10,opt,name=cut,proto3" json:"cut,omitempty"`
+	// Of the source asked for.
+	Applied       uint64 `protobuf:"varint,11,opt,name=applied,proto3" json:"applied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3582,6 +3593,13 @@ func (x *InspectResponse) GetCut() bool {
 		return x.Cut
 	}
 	return false
+}
+
+func (x *InspectResponse) GetApplied() uint64 {
+	if x != nil {
+		return x.Applied
+	}
+	return 0
 }
 
 // InspectedLane is a lane and its first rows, without their payloads.
@@ -3927,11 +3945,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\aeffects\x18\x05 \x01(\x04R\aeffects\x12\x12\n" +
 	"\x04keys\x18\x06 \x01(\x04R\x04keys\x12#\n" +
 	"\rlanes_checked\x18\a \x01(\x04R\flanesChecked\x12\x1a\n" +
-	"\bfindings\x18\b \x03(\tR\bfindings\"r\n" +
+	"\bfindings\x18\b \x03(\tR\bfindings\"\x9f\x01\n" +
 	"\x0eInspectRequest\x12+\n" +
 	"\x06entity\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06entity\x12!\n" +
 	"\fcommand_type\x18\x02 \x01(\tR\vcommandType\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\fR\x03key\"\xfa\x02\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\x12+\n" +
+	"\x06source\x18\x04 \x01(\v2\x13.writ.record.v1.RefR\x06source\"\x94\x03\n" +
 	"\x0fInspectResponse\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
@@ -3943,7 +3962,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\boutgoing\x18\b \x03(\v2\x1b.writ.node.v1.InspectedLaneR\boutgoing\x123\n" +
 	"\bincoming\x18\t \x03(\v2\x17.writ.node.v1.AuditLaneR\bincoming\x12\x10\n" +
 	"\x03cut\x18\n" +
-	" \x01(\bR\x03cut\"\x99\x01\n" +
+	" \x01(\bR\x03cut\x12\x18\n" +
+	"\aapplied\x18\v \x01(\x04R\aapplied\"\x99\x01\n" +
 	"\rInspectedLane\x125\n" +
 	"\vdestination\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12(\n" +
 	"\x04lane\x18\x02 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\x12'\n" +
@@ -4092,57 +4112,58 @@ var file_writ_node_v1_node_proto_depIdxs = []int32{
 	31, // 33: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
 	64, // 34: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
 	62, // 35: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
-	65, // 36: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
-	66, // 37: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
-	51, // 38: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
-	31, // 39: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
-	62, // 40: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
-	63, // 41: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
-	61, // 42: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
-	18, // 43: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
-	2,  // 44: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
-	4,  // 45: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
-	7,  // 46: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
-	9,  // 47: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
-	11, // 48: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
-	13, // 49: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
-	43, // 50: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
-	45, // 51: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
-	15, // 52: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
-	23, // 53: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
-	27, // 54: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
-	30, // 55: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
-	32, // 56: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
-	34, // 57: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
-	36, // 58: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
-	38, // 59: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
-	40, // 60: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
-	47, // 61: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
-	49, // 62: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
-	3,  // 63: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
-	5,  // 64: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
-	8,  // 65: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
-	10, // 66: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
-	12, // 67: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
-	14, // 68: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
-	44, // 69: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
-	46, // 70: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
-	16, // 71: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
-	24, // 72: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
-	28, // 73: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
-	31, // 74: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
-	33, // 75: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
-	35, // 76: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
-	37, // 77: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
-	39, // 78: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
-	41, // 79: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
-	48, // 80: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
-	50, // 81: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
-	63, // [63:82] is the sub-list for method output_type
-	44, // [44:63] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	62, // 36: writ.node.v1.InspectRequest.source:type_name -> writ.record.v1.Ref
+	65, // 37: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
+	66, // 38: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
+	51, // 39: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
+	31, // 40: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
+	62, // 41: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
+	63, // 42: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
+	61, // 43: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
+	18, // 44: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
+	2,  // 45: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
+	4,  // 46: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
+	7,  // 47: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
+	9,  // 48: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
+	11, // 49: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
+	13, // 50: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
+	43, // 51: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
+	45, // 52: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
+	15, // 53: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
+	23, // 54: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
+	27, // 55: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
+	30, // 56: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
+	32, // 57: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
+	34, // 58: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
+	36, // 59: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
+	38, // 60: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
+	40, // 61: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
+	47, // 62: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
+	49, // 63: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
+	3,  // 64: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
+	5,  // 65: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
+	8,  // 66: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
+	10, // 67: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
+	12, // 68: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
+	14, // 69: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
+	44, // 70: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
+	46, // 71: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
+	16, // 72: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
+	24, // 73: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
+	28, // 74: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
+	31, // 75: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
+	33, // 76: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
+	35, // 77: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
+	37, // 78: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
+	39, // 79: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
+	41, // 80: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
+	48, // 81: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
+	50, // 82: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
+	64, // [64:83] is the sub-list for method output_type
+	45, // [45:64] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_writ_node_v1_node_proto_init() }

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// explainCommand walks from a command over its commit, rows, deliveries and marks
+// to the events that came of it, across nodes, and says what it finds.
+type explainCommand struct {
+	target  `embed:""`
+	Tenant  string `default:"default" help:"Tenant of the entity."`
+	Entity  string `placeholder:"KIND/ID" help:"The entity to explain; with --key, the entity that the key was used on."`
+	Key     string `help:"Idempotency key to explain."`
+	Command string `placeholder:"TYPE" help:"Full name of the key's command; without it all commands of the kind are looked up."`
+	Event   string `placeholder:"KIND/ID#N" help:"Event to explain: its source and its number there."`
+}
+
+// explainDepth bounds the chain of events that is followed.
+const explainDepth = 8
+
+// explainer writes what it learns, a line at a time.
+type explainer struct {
+	admin nodev1.AdminServiceClient
+	out   io.Writer
+	now   time.Time
+}
+
+// Run implements the subcommand.
+func (c *explainCommand) Run(ctx context.Context, std streams) error {
+	subject, number, err := c.subject()
+	if err != nil {
+		return err
+	}
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	x := &explainer{admin: admin, out: std.out, now: time.Now()}
+	seen, err := admin.Inspect(ctx, &nodev1.InspectRequest{Entity: subject, CommandType: c.Command, Key: []byte(c.Key)})
+	if err != nil {
+		return fmt.Errorf("inspect %s: %w", nameOf(subject), err)
+	}
+	switch {
+	case c.Key != "":
+		x.key(ctx, subject, c.Key, seen)
+	case c.Event != "":
+		x.event(ctx, subject, number, seen)
+	default:
+		x.entity(ctx, subject, seen)
+	}
+	return nil
+}
+
+// subject is the entity that is asked about, and the number of the event.
+func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error) {
+	name := c.Entity
+	if c.Event != "" {
+		if c.Key != "" || c.Entity != "" {
+			return nil, 0, errors.New("give --event alone: it names its source")
+		}
+		at := strings.LastIndex(c.Event, "#")
+		if at < 0 {
+			return nil, 0, fmt.Errorf("--event %q: give KIND/ID#N, e.g. account/alice#3", c.Event)
+		}
+		if number, err = strconv.ParseUint(c.Event[at+1:], 10, 64); err != nil || number == 0 {
+			return nil, 0, fmt.Errorf("--event %q: events of a source are numbered from 1", c.Event)
+		}
+		name = c.Event[:at]
+	}
+	kind, id, ok := strings.Cut(name, "/")
+	if !ok || kind == "" || id == "" {
+		return nil, 0, errors.New("say what to explain: --entity KIND/ID, --entity KIND/ID --key KEY, or --event KIND/ID#N")
+	}
+	return &recordv1.Ref{Tenant: c.Tenant, Kind: kind, Id: id}, number, nil
+}
+
+func nameOf(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }
+
+func (x *explainer) say(depth int, format string, args ...any) {
+	fmt.Fprintf(x.out, "%s%s\n", strings.Repeat("  ", depth), fmt.Sprintf(format, args...))
+}
+
+// ago is a wall clock time in words.
+func (x *explainer) ago(unixNano int64) string {
+	at := time.Unix(0, unixNano)
+	return fmt.Sprintf("%s (%v ago)", at.UTC().Format("2006-01-02T15:04:05.000Z"), x.now.Sub(at).Round(time.Millisecond))
+}
+
+// where says who has answered.
+func (x *explainer) where(ref *recordv1.Ref, seen *nodev1.InspectResponse) {
+	x.say(0, "%s of tenant %s lives in shard %d, led by %s in term %d.", nameOf(ref), ref.GetTenant(), seen.GetShard(), seen.GetLeader(), seen.GetTerm())
+}
+
+// key explains a command.
+func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen *nodev1.InspectResponse) {
+	x.where(ref, seen)
+	k, outcome := seen.GetKey().GetKey(), seen.GetKey().GetOutcome()
+	if k == nil {
+		x.say(0, "Nothing is stored under key %q: no command with it has been committed, or it has been forgotten.", key)
+		if through := seen.GetExpiredThrough(); through != 0 {
+			x.say(0, "Forgotten are keys that were accepted up to %s.", x.ago(through))
+		} else {
+			x.say(0, "No key of this shard has been forgotten yet, so none was committed. It may be in flight: ask \"node outcome\".")
+		}
+		return
+	}
+	switch outcome.GetDecision() {
+	case recordv1.Outcome_EXECUTED:
+		x.say(0, "Key %q: %s was executed once, accepted %s; it made version %d.", key, k.GetCommandType(), x.ago(k.GetAcceptedAt()), outcome.GetVersion())
+	case recordv1.Outcome_REJECTED:
+		x.say(0, "Key %q: %s was rejected by rule, accepted %s: %s: %s. It has no effect, and every retry gets this answer.",
+			key, k.GetCommandType(), x.ago(k.GetAcceptedAt()), outcome.GetReason(), outcome.GetMessage())
+	case recordv1.Outcome_CANCELLED:
+		x.say(0, "Key %q was cancelled %s: its command will never execute.", key, x.ago(k.GetAcceptedAt()))
+	case recordv1.Outcome_DECISION_UNSPECIFIED:
+		x.say(0, "Key %q holds an outcome that this program does not know.", key)
+	}
+	x.say(0, "The key is remembered for at least another %v of log time.", time.Duration(max(0, k.GetExpiresAt()-seen.GetLogTime())).Round(time.Second))
+	if outcome.GetDecision() != recordv1.Outcome_EXECUTED {
+		return
+	}
+	waiting := x.rows(ctx, 1, ref, seen, func(row *recordv1.Row) bool {
+		return row.GetAcceptedAt() == k.GetAcceptedAt() && row.GetParent() == nil
+	})
+	if waiting == 0 {
+		x.say(0, "None of its events waits: all that it emitted are confirmed by their destinations, or it emitted none.")
+	}
+	if seen.GetCut() {
+		x.say(0, "The entity has more lanes than are shown here.")
+	}
+}
+
+// event explains one event.
+func (x *explainer) event(ctx context.Context, source *recordv1.Ref, number uint64, seen *nodev1.InspectResponse) {
+	x.where(source, seen)
+	if last := seen.GetEntity().GetSourceSequence(); number > last {
+		x.say(0, "Event %d does not exist: %s has emitted %d.", number, nameOf(source), last)
+		return
+	}
+	if x.rows(ctx, 0, source, seen, func(row *recordv1.Row) bool { return row.GetSequence() == number }) > 0 {
+		return
+	}
+	if beyond(seen, number) {
+		x.say(0, "Event %d stands behind the first %d rows of its lane, or in a lane that is not shown: it waits for those before it.", number, rowsShown(seen))
+		return
+	}
+	x.say(0, "Event %d is confirmed: its destination has applied it once, or an operator has skipped it. Its row is gone.", number)
+}
+
+// beyond reports whether an event may wait in a part of the outbox that was cut off.
+func beyond(seen *nodev1.InspectResponse, number uint64) bool {
+	if seen.GetCut() {
+		return true
+	}
+	for _, l := range seen.GetOutgoing() {
+		rows := l.GetRows()
+		if n := len(rows); n > 0 && l.GetLane().GetNumbered()-l.GetLane().GetConfirmed() > uint64(n) && rows[n-1].GetSequence() < number {
+			return true
+		}
+	}
+	return false
+}
+
+func rowsShown(seen *nodev1.InspectResponse) int {
+	most := 0
+	for _, l := range seen.GetOutgoing() {
+		most = max(most, len(l.GetRows()))
+	}
+	return most
+}
+
+// entity explains where an entity stands.
+func (x *explainer) entity(ctx context.Context, ref *recordv1.Ref, seen *nodev1.InspectResponse) {
+	x.where(ref, seen)
+	e := seen.GetEntity()
+	if e == nil {
+		x.say(0, "It has never handled anything.")
+		return
+	}
+	x.say(0, "Version %d; %d commands decided under a key; %d events emitted.", e.GetVersion(), e.GetDecided(), e.GetSourceSequence())
+	if e.GetDeleted() {
+		x.say(0, "It is deleted; version and counters stay.")
+	}
+	for _, l := range seen.GetIncoming() {
+		x.say(0, "From %s it has applied %d events.", nameOf(l.GetSource()), l.GetApplied())
+	}
+	for _, l := range seen.GetOutgoing() {
+		lane := l.GetLane()
+		x.say(0, "To %s it has emitted %d events, %d are confirmed, %d skipped.", nameOf(l.GetDestination()), lane.GetNumbered(), lane.GetConfirmed(), lane.GetSkipped())
+		if len(l.GetRows()) > 0 {
+			x.say(1, "%s", x.why(l, l.GetRows()[0], x.destination(ctx, l)))
+		}
+	}
+	if seen.GetCut() {
+		x.say(0, "There are more lanes than are shown here.")
+	}
+}
+
+// rows explains the waiting rows that are wanted, and counts them.
+func (x *explainer) rows(ctx context.Context, depth int, source *recordv1.Ref, seen *nodev1.InspectResponse, wanted func(*recordv1.Row) bool) int {
+	n := 0
+	for _, l := range seen.GetOutgoing() {
+		var there *destinationView
+		for _, row := range l.GetRows() {
+			if !wanted(row) {
+				continue
+			}
+			n++
+			if there == nil {
+				there = x.destination(ctx, l)
+			}
+			x.say(depth, "Event %d of %s, %s, is row %d of its lane to %s, accepted %s.", row.GetSequence(), nameOf(source),
+				or(row.GetEvent().GetType(), "skipped by an operator"), row.GetLaneSequence(), nameOf(l.GetDestination()), x.ago(row.GetAcceptedAt()))
+			x.say(depth+1, "%s", x.why(l, row, there))
+			if there.seen != nil && depth < explainDepth {
+				x.downstream(ctx, depth+1, l.GetDestination(), there.seen, row)
+			}
+		}
+	}
+	return n
+}
+
+// downstream explains the events that came of a row and still wait.
+func (x *explainer) downstream(ctx context.Context, depth int, at *recordv1.Ref, seen *nodev1.InspectResponse, row *recordv1.Row) {
+	x.rows(ctx, depth, at, seen, func(next *recordv1.Row) bool {
+		parent := next.GetParent()
+		return parent != nil && parent.GetSequence() == row.GetSequence() && parent.GetEpoch() == row.GetEpoch() &&
+			nameOf(parent.GetSource()) == nameOf(row.GetSource())
+	})
+}
+
+// destinationView is what the far end of a lane says.
+type destinationView struct {
+	seen *nodev1.InspectResponse // nil if it does not answer
+	err  error
+}
+
+func (x *explainer) destination(ctx context.Context, l *nodev1.InspectedLane) *destinationView {
+	seen, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: l.GetDestination(), Source: l.GetRows()[0].GetSource()})
+	return &destinationView{seen: seen, err: err}
+}
+
+// why says what a row waits for.
+func (x *explainer) why(l *nodev1.InspectedLane, row *recordv1.Row, there *destinationView) string {
+	lane, to := l.GetLane(), nameOf(l.GetDestination())
+	switch {
+	case there.err == nil && row.GetLaneSequence() <= there.seen.GetApplied():
+		return fmt.Sprintf("%s has applied it; the confirmation is on its way back.", to)
+	case lane.GetStatus() == recordv1.Lane_PARKED:
+		return fmt.Sprintf("The lane is parked at row %d after %d refused deliveries: %s. It stands until an operator acts.", lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason())
+	case lane.GetStatus() == recordv1.Lane_PAUSED:
+		return fmt.Sprintf("An operator has paused the lane: %s.", lane.GetReason())
+	case there.err != nil:
+		return fmt.Sprintf("The leader of %s does not answer (%v): it is sent again until it does, which costs no attempt.", to, there.err)
+	case lane.GetAttempts() > 0:
+		return fmt.Sprintf("Row %d was refused %d times: %s. It is tried again; rows behind it wait.", lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason())
+	case row.GetLaneSequence() > there.seen.GetApplied()+1:
+		return fmt.Sprintf("%s has applied the lane up to row %d: the rows between come first.", to, there.seen.GetApplied())
+	}
+	return fmt.Sprintf("It is next at %s and on its way.", to)
+}

@@ -1,0 +1,165 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"writ/actors/entity"
+	"writ/actors/gateway"
+	"writ/persistence"
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+	"writ/sharding"
+)
+
+// inspectMax bounds the lanes, and the rows of a lane, of one inspection.
+const inspectMax = 100
+
+// AuditFindings implements AdminService: what the background auditor knows.
+func (a *admin) AuditFindings(ctx context.Context, req *nodev1.AuditFindingsRequest) (*nodev1.AuditFindingsResponse, error) {
+	_, lease, err := a.leading(req.GetShard())
+	if err != nil {
+		return nil, gateway.ToStatus(err)
+	}
+	if lease == nil {
+		return forwardUnary(ctx, a, req.GetShard(), req, nodev1.AdminServiceClient.AuditFindings)
+	}
+	res := &nodev1.AuditFindingsResponse{Shard: req.GetShard(), Node: a.node.cfg.ID}
+	for _, v := range a.node.auditor.views() {
+		if v.shard != req.GetShard() {
+			continue
+		}
+		res.Index, res.Effects, res.Keys, res.LanesChecked = v.index, v.effects, v.keys, v.lanesChecked
+		if !v.finished.IsZero() {
+			res.FinishedAt = v.finished.UnixNano()
+		}
+		for _, kind := range kindsOfFinding() {
+			res.Findings = append(res.Findings, v.findings[kind]...)
+		}
+	}
+	return res, nil
+}
+
+// Inspect implements AdminService: all that is stored about one entity.
+func (a *admin) Inspect(ctx context.Context, req *nodev1.InspectRequest) (*nodev1.InspectResponse, error) {
+	ref := refOf(req.GetEntity())
+	if ref.Tenant == "" || ref.Kind == "" || ref.ID == "" {
+		return nil, gateway.ToStatus(entity.Errorf(entity.Invalid, "name the entity by tenant, kind and id"))
+	}
+	if a.node.table.Shards() == 0 {
+		return nil, gateway.ToStatus(errNotFormed())
+	}
+	shard := sharding.Locate(a.node.table.Shards(), ref)
+	p, lease, err := a.leading(shard)
+	if err != nil {
+		return nil, gateway.ToStatus(err)
+	}
+	if lease == nil {
+		return forwardUnary(ctx, a, shard, req, nodev1.AdminServiceClient.Inspect)
+	}
+	if err := awaitBarrier(ctx, lease); err != nil {
+		return nil, gateway.ToStatus(err)
+	}
+	store := p.host.Replica(shard).Store()
+	res := &nodev1.InspectResponse{
+		Shard: shard, Leader: a.node.cfg.ID, Term: lease.Term(),
+		LogTime: lease.LogTime(), ExpiredThrough: store.ExpiredThrough(),
+	}
+	if err := inspect(store, a.node.registry.Kind(ref.Kind), ref, req, res); err != nil {
+		return nil, gateway.ToStatus(err)
+	}
+	return res, nil
+}
+
+// inspect reads an entity without payloads: they may be nobody's business.
+func inspect(store *persistence.Store, def *entity.Definition, ref entity.Ref, req *nodev1.InspectRequest, res *nodev1.InspectResponse) (err error) {
+	if res.Entity, err = store.Entity(ref); err != nil {
+		return err
+	}
+	if res.GetEntity().GetState() != nil {
+		res.Entity.State.Data = nil
+	}
+	if len(req.GetKey()) > 0 {
+		if res.Key, err = findKey(store, def, ref, req); err != nil {
+			return err
+		}
+		if res.GetKey().GetOutcome().GetReply() != nil {
+			res.Key.Outcome.Reply.Data = nil
+		}
+	}
+	if err := inspectOutgoing(store, ref, res); err != nil {
+		return err
+	}
+	if req.GetSource() != nil {
+		mark, err := store.Applied(ref, refOf(req.GetSource()))
+		if err != nil {
+			return err
+		}
+		res.Applied = mark.GetLaneSequence()
+	}
+	marks, err := store.MarksOf(ref, inspectMax+1)
+	for i, m := range marks {
+		if i == inspectMax {
+			res.Cut = true
+			break
+		}
+		res.Incoming = append(res.Incoming, &nodev1.AuditLane{Source: protoRef(m.Source), Destination: protoRef(ref), Applied: m.Mark.GetLaneSequence()})
+	}
+	return err
+}
+
+// findKey looks a key up; without a command's type under all commands of the kind.
+func findKey(store *persistence.Store, def *entity.Definition, ref entity.Ref, req *nodev1.InspectRequest) (found *recordv1.KeyRecord, err error) {
+	if req.GetCommandType() != "" || def == nil {
+		return store.Key(ref, req.GetCommandType(), req.GetKey())
+	}
+	protoregistry.GlobalTypes.RangeMessages(func(mt protoreflect.MessageType) bool {
+		if name := string(mt.Descriptor().FullName()); def.Command(name) != nil {
+			found, err = store.Key(ref, name, req.GetKey())
+		}
+		return found == nil && err == nil
+	})
+	return found, err
+}
+
+func inspectOutgoing(store *persistence.Store, ref entity.Ref, res *nodev1.InspectResponse) error {
+	lanes, err := store.Lanes(ref)
+	if err != nil {
+		return err
+	}
+	for to, lane := range lanes {
+		res.Outgoing = append(res.Outgoing, &nodev1.InspectedLane{Destination: protoRef(to), Lane: lane})
+	}
+	slices.SortFunc(res.GetOutgoing(), func(a, b *nodev1.InspectedLane) int {
+		return cmp.Or(-cmp.Compare(waiting(a.GetLane()), waiting(b.GetLane())),
+			cmp.Compare(a.GetDestination().GetKind(), b.GetDestination().GetKind()), cmp.Compare(a.GetDestination().GetId(), b.GetDestination().GetId()))
+	})
+	if len(res.GetOutgoing()) > inspectMax {
+		res.Outgoing, res.Cut = res.Outgoing[:inspectMax], true
+	}
+	for _, l := range res.GetOutgoing() {
+		if waiting(l.GetLane()) == 0 {
+			break
+		}
+		rows, err := store.Rows(ref, refOf(l.GetDestination()), l.GetLane().GetConfirmed()+1, inspectMax, 0)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			row = proto.CloneOf(row)
+			if row.GetEvent() != nil {
+				row.Event.Data = nil
+			}
+			l.Rows = append(l.Rows, row)
+		}
+	}
+	return nil
+}
+
+// waiting is the number of a lane's rows that are not confirmed.
+func waiting(l *recordv1.Lane) uint64 { return l.GetNumbered() - l.GetConfirmed() }
