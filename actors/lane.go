@@ -198,6 +198,12 @@ func (r *relay) taken(m *taken) {
 	if l.newest != m.job {
 		return
 	}
+	if l.epoch != 0 && l.epoch != m.epoch {
+		// Until the destination has applied something of the new epoch it takes any
+		// number up to its next one: a batch that overtakes the first would pass, and
+		// the first would look applied.
+		l.window = 1
+	}
 	l.newest, l.next, l.epoch = nil, m.last+1, m.epoch
 	r.pump(l)
 }
