@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"writ/actors/entity"
+	"writ/internal/mutant"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 	writv1 "writ/proto/writ/v1"
@@ -90,7 +91,7 @@ func trace(header string) string {
 // follows may change between versions and retries.
 func (a *activation) submit(c *call, s *submit) {
 	if !s.handler.AtLeastOnce {
-		if p := a.keys[s.id]; p != nil {
+		if p := a.keys[s.id]; p != nil && !mutant.Off(mutant.InFlightKey) {
 			a.join(c, s, p)
 			return
 		}

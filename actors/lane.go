@@ -8,6 +8,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"writ/actors/entity"
+	"writ/internal/mutant"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -198,13 +199,17 @@ func (r *relay) taken(m *taken) {
 	if l.newest != m.job {
 		return
 	}
-	if l.epoch != 0 && l.epoch != m.epoch {
+	if l.epoch != 0 && l.epoch != m.epoch && !mutant.Off(mutant.EpochAlone) {
 		// Until the destination has applied something of the new epoch it takes any
 		// number up to its next one: a batch that overtakes the first would pass, and
 		// the first would look applied.
 		l.window = 1
 	}
 	l.newest, l.next, l.epoch = nil, m.last+1, m.epoch
+	if mutant.Off(mutant.SendBeforeMark) {
+		l.acked = m.last
+		r.confirm(l)
+	}
 	r.pump(l)
 }
 

@@ -3,6 +3,7 @@ package actors
 import (
 	"log/slog"
 
+	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -32,6 +33,11 @@ func (r *relay) settle(l *lane) {
 		return
 	}
 	d.proposed = true
+	if mutant.Off(mutant.Attempt) && !d.park {
+		l.decision = nil
+		r.later(l, pauseRefused, l.delay.NextBackOff())
+		return
+	}
 	if d.park || int(l.state.attempts) >= r.rt.cfg.MaxAttempts {
 		park := &recordv1.Park{LaneSequence: d.sequence, Reason: d.reason}
 		r.update(l, &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Park{Park: park}})

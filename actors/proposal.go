@@ -2,6 +2,7 @@ package actors
 
 import (
 	"writ/actors/entity"
+	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -50,6 +51,12 @@ func (q *queue) pop() *proposal {
 // propose sends a record to the log and goes on. The proposal comes back as a
 // message with its verdict.
 func (a *activation) propose(rec *recordv1.Record, p *proposal) {
+	if mutant.Off(mutant.OutputGate) {
+		for _, then := range p.then {
+			then(nil)
+		}
+		p.then = nil
+	}
 	a.queue.push(p)
 	a.lease.Propose(rec, a.verdict(p))
 }
@@ -57,6 +64,10 @@ func (a *activation) propose(rec *recordv1.Record, p *proposal) {
 // barrier calls then when everything proposed so far has its verdict and the
 // lease is known to have held at a moment after the call.
 func (a *activation) barrier(then func(error)) {
+	if mutant.Off(mutant.ReadBarrier) {
+		then(nil)
+		return
+	}
 	p := &proposal{then: []func(error){then}}
 	a.queue.push(p)
 	a.lease.Barrier(a.verdict(p))

@@ -9,6 +9,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -121,6 +122,11 @@ func (s *Store) freeze() (*batch, *bolt.DB) {
 
 // write puts a batch into the file in one fsynced transaction.
 func (b *batch) write(db *bolt.DB) error {
+	if mutant.Off(mutant.IndexWithContent) {
+		if err := db.Update(func(tx *bolt.Tx) error { return putHead(tx, b.head) }); err != nil {
+			return err
+		}
+	}
 	tx, err := db.Begin(true)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -122,7 +123,9 @@ func Open(cfg Config) (*Store, error) {
 // caller holds mu, or is alone.
 func (s *Store) adopt(db *bolt.DB, c *content) {
 	s.db, s.meta, s.generations = db, c.head, c.generations
-	s.active, s.frozen = newLevel(), nil
+	if s.active == nil || !mutant.Off(mutant.DropAtRestore) {
+		s.active, s.frozen = newLevel(), nil
+	}
 	s.state.change++
 	s.state.flushed = position{change: s.state.change, index: c.head.Index, term: c.head.Term}
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/raft"
+
+	"writ/internal/mutant"
 )
 
 // groupLog is one replica's log and stable values in the shared log store. It
@@ -265,7 +267,7 @@ func (l *groupLog) empty() {
 // cutBefore removes the entries below index, as far as floor and pin allow. The
 // caller holds cuts.
 func (l *groupLog) cutBefore(index uint64) {
-	if l.floor != nil {
+	if l.floor != nil && !mutant.Off(mutant.LogFloor) {
 		index = min(index, l.floor())
 	}
 	l.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"writ/actors/entity"
+	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -241,6 +242,9 @@ func (l *leadership) finish() {
 
 // startTerm proposes a TermStart and makes a lease under the term of its entry.
 func (r *Replica) startTerm(ctx context.Context) (*Lease, error) {
+	if mutant.Off(mutant.TermStart) {
+		return r.newLease(r.raft.CurrentTerm()), nil
+	}
 	hashIndex, hash := r.store.StateHash()
 	rec := &recordv1.Record{Epoch: r.key.epoch, Body: &recordv1.Record_TermStart{TermStart: &recordv1.TermStart{
 		Node: r.self.Node, HashIndex: hashIndex, Hash: hash,
@@ -260,9 +264,14 @@ func (r *Replica) startTerm(ctx context.Context) (*Lease, error) {
 	if err := answer.results[0]; err != nil {
 		return nil, fmt.Errorf("term start was refused: %w", err)
 	}
-	return newLease(r.key.shard, r.key.epoch, answer.term, r.store.Meta().GetLogTime(), func(entry []byte) raft.ApplyFuture {
+	return r.newLease(answer.term), nil
+}
+
+// newLease makes the lease of a term that has begun.
+func (r *Replica) newLease(term uint64) *Lease {
+	return newLease(r.key.shard, r.key.epoch, term, r.store.Meta().GetLogTime(), func(entry []byte) raft.ApplyFuture {
 		return r.raft.Apply(entry, r.timing.Enqueue)
-	}), nil
+	})
 }
 
 // answerTo classes what became of a proposed entry, and whether leadership is gone.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"writ/internal/mutant"
 )
 
 // Memory of the shared log store. Entries live for seconds: what is trimmed while
@@ -112,7 +114,12 @@ func (l *nodeLog) syncInterval() time.Duration {
 func (l *nodeLog) commit(b *pebble.Batch) {
 	l.waiting.Add(1)
 	defer l.waiting.Add(-1)
-	l.must("commit", func() error { return b.Commit(pebble.Sync) })
+	l.must("commit", func() error {
+		if mutant.Off(mutant.Sync) {
+			return b.Commit(pebble.NoSync)
+		}
+		return b.Commit(pebble.Sync)
+	})
 }
 
 // must runs an operation on the store. If it fails in any way the store has
