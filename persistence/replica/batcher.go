@@ -77,10 +77,9 @@ type batcher struct {
 	queue    []item
 	records  int // queued and in flight
 	bytes    int
-	closed   bool // settle has ended: add answers through a goroutine of its own
-	draining bool
-	waking   bool // a lazy record has called for a wake-up
-	drains   sync.WaitGroup
+	closed   bool          // settle has ended: add answers through a goroutine of its own
+	draining chan struct{} // closed when that goroutine ends; nil if there is none
+	waking   bool          // a lazy record has called for a wake-up
 }
 
 func newBatcher(l *Lease, submit func([]byte) raft.ApplyFuture) *batcher {
@@ -116,19 +115,19 @@ func (b *batcher) add(rec *recordv1.Record, done func(error), lazy bool) {
 	b.queue = append(b.queue, it)
 	b.records++
 	b.bytes += len(it.record)
-	drain := b.closed && !b.draining
-	if drain {
-		b.draining = true
-		b.drains.Add(1)
+	var draining chan struct{}
+	if b.closed && b.draining == nil {
+		draining = make(chan struct{})
+		b.draining = draining
 	}
-	call := lazy && !drain && !b.waking
+	call := lazy && draining == nil && !b.waking
 	if call {
 		b.waking = true
 	}
 	b.mu.Unlock()
 	switch {
-	case drain:
-		go b.drain()
+	case draining != nil:
+		go b.drain(draining)
 	case call:
 		time.AfterFunc(lazyDelay, b.overdue)
 	case !lazy:
@@ -157,10 +156,16 @@ func (b *batcher) load() (records, bytes int) {
 	return b.records, b.bytes
 }
 
-// close waits until everything is answered. The lease must have ended.
+// close waits until everything queued before the call is answered. The lease must
+// have ended.
 func (b *batcher) close() {
 	<-b.drained
-	b.drains.Wait()
+	b.mu.Lock()
+	draining := b.draining
+	b.mu.Unlock()
+	if draining != nil {
+		<-draining
+	}
 }
 
 // propose runs until the lease ends.
@@ -253,8 +258,8 @@ func (b *batcher) settle() {
 }
 
 // drain answers what was queued after the end.
-func (b *batcher) drain() {
-	defer b.drains.Done()
+func (b *batcher) drain(done chan struct{}) {
+	defer close(done)
 	for b.deliverQueued() {
 	}
 }
@@ -269,7 +274,7 @@ func (b *batcher) deliverQueued() bool {
 	}
 	b.queue = nil
 	if left.records == 0 {
-		b.closed, b.draining = true, false
+		b.closed, b.draining = true, nil
 	}
 	b.mu.Unlock()
 	if left.records == 0 {

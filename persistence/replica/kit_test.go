@@ -24,7 +24,7 @@ const patience = 30 * time.Second
 // quickTiming makes elections quick enough for tests.
 func quickTiming() Timing {
 	t := DefaultTiming()
-	t.Heartbeat, t.Election, t.Lease, t.Commit = 300*time.Millisecond, 300*time.Millisecond, 150*time.Millisecond, 20*time.Millisecond
+	t.Heartbeat, t.Election, t.Lease, t.Commit = 400*time.Millisecond, 400*time.Millisecond, 200*time.Millisecond, 20*time.Millisecond
 	t.Stagger = 100 * time.Millisecond
 	t.SnapshotInterval = time.Hour // tests take snapshots themselves
 	return t
@@ -275,10 +275,13 @@ func (c *cluster) wantEqualHashes(shard uint32, audit string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, l := c.lease(shard, 0)
-	if err := l.Checkpoint(ctx, audit); err != nil {
-		c.t.Fatal(err)
-	}
+	attempt := 0
+	eventually(c.t, "a checkpoint", func() bool {
+		attempt++
+		_, l := c.lease(shard, 0)
+		return l.Checkpoint(ctx, fmt.Sprint(audit, attempt)) == nil
+	})
+	audit = fmt.Sprint(audit, attempt)
 	var first []byte
 	var firstIndex uint64
 	for _, name := range c.nodes {

@@ -27,9 +27,7 @@ func TestThreeReplicasApplyTheSame(t *testing.T) {
 		if err := propose(l, commitOf("e3", 0, "again")); entity.ReasonOf(err) != entity.NotExecuted {
 			t.Errorf("a stale version: %v, want %s", err, entity.NotExecuted)
 		}
-		if err := propose(l, commitOf("e3", 1, "again")); err != nil {
-			t.Error(err)
-		}
+		c.write(shard, "e3", 1, "again")
 		c.wantEqualHashes(shard, "second")
 	}
 	for _, name := range c.nodes {
@@ -81,9 +79,7 @@ func TestTakeoverAfterTheLeadersDeathFencesTheOldLease(t *testing.T) {
 	if next.LogTime() < 0 {
 		t.Errorf("log time %d", next.LogTime())
 	}
-	if err := propose(next, commitOf("e", 1, "two")); err != nil {
-		t.Fatal(err)
-	}
+	c.write(0, "e", 1, "two")
 	err := propose(old, commitOf("e", 1, "too late"))
 	if reason := entity.ReasonOf(err); reason != entity.NotExecuted && reason != entity.OutcomeUnknown {
 		t.Errorf("a record under the old lease: %v", err)
