@@ -350,3 +350,89 @@ func TestStoreFails(t *testing.T) {
 		t.Errorf("value %d", value)
 	}
 }
+
+// A record whose fate is unknown may have been applied: a read behind it does not
+// answer from before it.
+func TestReadBehindUnknown(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	w.must(e, "1", &num{Value: 1})
+	lease := w.leases[0]
+	lease.hold()
+	lease.fail(func(*recordv1.Record) (error, bool) { return entity.Errorf(entity.OutcomeUnknown, "lost"), true })
+	write := w.later(submitted{ref: e, key: "2", command: &num{Value: 1}})
+	w.held(0, 1)
+	read := make(chan error, 1)
+	go func() {
+		answer, err := w.readWith(e, nil)
+		if err == nil && unpack(t, answer.GetState()) != 2 {
+			t.Errorf("read %v", answer)
+		}
+		read <- err
+	}()
+	w.held(0, 2)
+	lease.release()
+	wantReason(t, (<-write).err, entity.OutcomeUnknown)
+	wantReason(t, <-read, entity.NotExecuted)
+	if value, _ := w.read(e); value != 2 {
+		t.Errorf("value %d", value)
+	}
+}
+
+// Lane updates that fail are proposed again, and nothing is lost or counted twice.
+func TestMarksFail(t *testing.T) {
+	var mu sync.Mutex
+	tries := 0
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a"), kind("b", hooks{event: func(c *entity.Context, s *num, n int64) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if tries++; tries%3 == 1 {
+			return c.Reject(entity.NotFound, "NO", "not now")
+		}
+		s.Value += n
+		return nil
+	}})}})
+	failures := 0
+	w.leases[0].fail(func(rec *recordv1.Record) (error, bool) {
+		if rec.GetLane() == nil {
+			return nil, true
+		}
+		failures++
+		return []error{
+			nil, entity.Errorf(entity.NotExecuted, "no"), entity.Errorf(entity.OutcomeUnknown, "?"),
+		}[failures%3], failures%3 != 1
+	})
+	a, b := ref("a", "1"), ref("b", "1")
+	for i := range 30 {
+		w.must(a, fmt.Sprint(i), &text{Value: "b/1"})
+	}
+	w.drained(a, b, 30)
+	if value, _ := w.read(b); value != 30 || w.metrics.get("parks") != 0 {
+		t.Errorf("value %d, %d parks", value, w.metrics.get("parks"))
+	}
+}
+
+// Attempts are in the log: a new leader counts on.
+func TestAttemptsSurviveTerms(t *testing.T) {
+	var mu sync.Mutex
+	calls := 0
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a"), kind("b", hooks{event: func(c *entity.Context, _ *num, _ int64) error {
+		mu.Lock()
+		defer mu.Unlock()
+		calls++
+		return c.Reject(entity.NotFound, "NO", "never")
+	}})}})
+	a, b := ref("a", "1"), ref("b", "1")
+	w.must(a, "k", &text{Value: "b/1"})
+	for n := range 3 {
+		w.metrics.until(t, func() bool { return w.lane(a, b).GetAttempts() > uint32(2*n) })
+		w.leases[0].end(nil)
+		w.lead(0)
+	}
+	w.metrics.until(t, func() bool { return w.lane(a, b).GetStatus() == recordv1.Lane_PARKED })
+	mu.Lock()
+	defer mu.Unlock()
+	if l := w.lane(a, b); l.GetAttempts() != 8 || calls < 8 || calls > 8+3 { // one per change may not have been counted
+		t.Errorf("%d calls, lane %v", calls, l)
+	}
+}
