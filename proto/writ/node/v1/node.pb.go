@@ -38,6 +38,8 @@ const (
 	Refusal_TOO_LARGE Refusal_Kind = 4
 	// Too many hops between events.
 	Refusal_HOP_LIMIT Refusal_Kind = 5
+	// The node that ran the row's handler before has crashed meanwhile.
+	Refusal_CRASHED Refusal_Kind = 6
 )
 
 // Enum value maps for Refusal_Kind.
@@ -49,6 +51,7 @@ var (
 		3: "UNKNOWN_KIND",
 		4: "TOO_LARGE",
 		5: "HOP_LIMIT",
+		6: "CRASHED",
 	}
 	Refusal_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -57,6 +60,7 @@ var (
 		"UNKNOWN_KIND":     3,
 		"TOO_LARGE":        4,
 		"HOP_LIMIT":        5,
+		"CRASHED":          6,
 	}
 )
 
@@ -140,6 +144,64 @@ func (x NodeEntry_State) Number() protoreflect.EnumNumber {
 // Deprecated: Use NodeEntry_State.Descriptor instead.
 func (NodeEntry_State) EnumDescriptor() ([]byte, []int) {
 	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{16, 0}
+}
+
+type ChangeLaneRequest_Verb int32
+
+const (
+	ChangeLaneRequest_VERB_UNSPECIFIED ChangeLaneRequest_Verb = 0
+	// Starts a parked lane again with its first row. Event ids stay as they are.
+	ChangeLaneRequest_REPLAY ChangeLaneRequest_Verb = 1
+	// Takes the event out of a standing lane's first row, for good.
+	ChangeLaneRequest_SKIP  ChangeLaneRequest_Verb = 2
+	ChangeLaneRequest_PAUSE ChangeLaneRequest_Verb = 3
+	// Starts a paused lane again.
+	ChangeLaneRequest_RESUME ChangeLaneRequest_Verb = 4
+)
+
+// Enum value maps for ChangeLaneRequest_Verb.
+var (
+	ChangeLaneRequest_Verb_name = map[int32]string{
+		0: "VERB_UNSPECIFIED",
+		1: "REPLAY",
+		2: "SKIP",
+		3: "PAUSE",
+		4: "RESUME",
+	}
+	ChangeLaneRequest_Verb_value = map[string]int32{
+		"VERB_UNSPECIFIED": 0,
+		"REPLAY":           1,
+		"SKIP":             2,
+		"PAUSE":            3,
+		"RESUME":           4,
+	}
+)
+
+func (x ChangeLaneRequest_Verb) Enum() *ChangeLaneRequest_Verb {
+	p := new(ChangeLaneRequest_Verb)
+	*p = x
+	return p
+}
+
+func (x ChangeLaneRequest_Verb) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ChangeLaneRequest_Verb) Descriptor() protoreflect.EnumDescriptor {
+	return file_writ_node_v1_node_proto_enumTypes[2].Descriptor()
+}
+
+func (ChangeLaneRequest_Verb) Type() protoreflect.EnumType {
+	return &file_writ_node_v1_node_proto_enumTypes[2]
+}
+
+func (x ChangeLaneRequest_Verb) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ChangeLaneRequest_Verb.Descriptor instead.
+func (ChangeLaneRequest_Verb) EnumDescriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{37, 0}
 }
 
 // ForwardRequest is one client call, checked by the gateway that accepted it.
@@ -2597,6 +2659,7 @@ type ListLanesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	ParkedOnly    bool                   `protobuf:"varint,2,opt,name=parked_only,json=parkedOnly,proto3" json:"parked_only,omitempty"`
+	Filter        *LaneFilter            `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2645,6 +2708,99 @@ func (x *ListLanesRequest) GetParkedOnly() bool {
 	return false
 }
 
+func (x *ListLanesRequest) GetFilter() *LaneFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+// LaneFilter picks lanes; empty fields pick all.
+type LaneFilter struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Tenant          string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	SourceKind      string                 `protobuf:"bytes,2,opt,name=source_kind,json=sourceKind,proto3" json:"source_kind,omitempty"`
+	SourceId        string                 `protobuf:"bytes,3,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
+	DestinationKind string                 `protobuf:"bytes,4,opt,name=destination_kind,json=destinationKind,proto3" json:"destination_kind,omitempty"`
+	DestinationId   string                 `protobuf:"bytes,5,opt,name=destination_id,json=destinationId,proto3" json:"destination_id,omitempty"`
+	// A part of the reason.
+	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaneFilter) Reset() {
+	*x = LaneFilter{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaneFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaneFilter) ProtoMessage() {}
+
+func (x *LaneFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaneFilter.ProtoReflect.Descriptor instead.
+func (*LaneFilter) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *LaneFilter) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *LaneFilter) GetSourceKind() string {
+	if x != nil {
+		return x.SourceKind
+	}
+	return ""
+}
+
+func (x *LaneFilter) GetSourceId() string {
+	if x != nil {
+		return x.SourceId
+	}
+	return ""
+}
+
+func (x *LaneFilter) GetDestinationKind() string {
+	if x != nil {
+		return x.DestinationKind
+	}
+	return ""
+}
+
+func (x *LaneFilter) GetDestinationId() string {
+	if x != nil {
+		return x.DestinationId
+	}
+	return ""
+}
+
+func (x *LaneFilter) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // LaneInfo is a lane with rows.
 type LaneInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2657,7 +2813,7 @@ type LaneInfo struct {
 
 func (x *LaneInfo) Reset() {
 	*x = LaneInfo{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[33]
+	mi := &file_writ_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2825,7 @@ func (x *LaneInfo) String() string {
 func (*LaneInfo) ProtoMessage() {}
 
 func (x *LaneInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[33]
+	mi := &file_writ_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2838,7 @@ func (x *LaneInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneInfo.ProtoReflect.Descriptor instead.
 func (*LaneInfo) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LaneInfo) GetSource() *v11.Ref {
@@ -2706,6 +2862,368 @@ func (x *LaneInfo) GetLane() *v11.Lane {
 	return nil
 }
 
+type ShowLaneRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lane  *LaneName              `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	// At most so many rows; 100 if 0.
+	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// With the events' bytes.
+	Payloads      bool `protobuf:"varint,3,opt,name=payloads,proto3" json:"payloads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowLaneRequest) Reset() {
+	*x = ShowLaneRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowLaneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowLaneRequest) ProtoMessage() {}
+
+func (x *ShowLaneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowLaneRequest.ProtoReflect.Descriptor instead.
+func (*ShowLaneRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ShowLaneRequest) GetLane() *LaneName {
+	if x != nil {
+		return x.Lane
+	}
+	return nil
+}
+
+func (x *ShowLaneRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ShowLaneRequest) GetPayloads() bool {
+	if x != nil {
+		return x.Payloads
+	}
+	return false
+}
+
+// ShowLaneResponse shows a lane as its source has it after a read barrier.
+type ShowLaneResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lane  *LaneInfo              `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	Rows  []*v11.Row             `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
+	// How far the destination has applied the lane, if it could be asked.
+	Applied       *uint64 `protobuf:"varint,3,opt,name=applied,proto3,oneof" json:"applied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowLaneResponse) Reset() {
+	*x = ShowLaneResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowLaneResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowLaneResponse) ProtoMessage() {}
+
+func (x *ShowLaneResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowLaneResponse.ProtoReflect.Descriptor instead.
+func (*ShowLaneResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ShowLaneResponse) GetLane() *LaneInfo {
+	if x != nil {
+		return x.Lane
+	}
+	return nil
+}
+
+func (x *ShowLaneResponse) GetRows() []*v11.Row {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *ShowLaneResponse) GetApplied() uint64 {
+	if x != nil && x.Applied != nil {
+		return *x.Applied
+	}
+	return 0
+}
+
+type ChangeLaneRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lane  *LaneName              `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	Verb  ChangeLaneRequest_Verb `protobuf:"varint,2,opt,name=verb,proto3,enum=writ.node.v1.ChangeLaneRequest_Verb" json:"verb,omitempty"`
+	// For SKIP: the row that is meant. It must be the first one.
+	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// For PAUSE.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeLaneRequest) Reset() {
+	*x = ChangeLaneRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeLaneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeLaneRequest) ProtoMessage() {}
+
+func (x *ChangeLaneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeLaneRequest.ProtoReflect.Descriptor instead.
+func (*ChangeLaneRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ChangeLaneRequest) GetLane() *LaneName {
+	if x != nil {
+		return x.Lane
+	}
+	return nil
+}
+
+func (x *ChangeLaneRequest) GetVerb() ChangeLaneRequest_Verb {
+	if x != nil {
+		return x.Verb
+	}
+	return ChangeLaneRequest_VERB_UNSPECIFIED
+}
+
+func (x *ChangeLaneRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *ChangeLaneRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ChangeLaneResponse shows the lane after the change.
+type ChangeLaneResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lane          *LaneInfo              `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeLaneResponse) Reset() {
+	*x = ChangeLaneResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeLaneResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeLaneResponse) ProtoMessage() {}
+
+func (x *ChangeLaneResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeLaneResponse.ProtoReflect.Descriptor instead.
+func (*ChangeLaneResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ChangeLaneResponse) GetLane() *LaneInfo {
+	if x != nil {
+		return x.Lane
+	}
+	return nil
+}
+
+type ListOutboxRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Shard  uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Filter *LaneFilter            `protobuf:"bytes,2,opt,name=filter,proto3" json:"filter,omitempty"`
+	// At most so many rows; 1000 if 0.
+	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOutboxRequest) Reset() {
+	*x = ListOutboxRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOutboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOutboxRequest) ProtoMessage() {}
+
+func (x *ListOutboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOutboxRequest.ProtoReflect.Descriptor instead.
+func (*ListOutboxRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ListOutboxRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ListOutboxRequest) GetFilter() *LaneFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *ListOutboxRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// OutboxRow is a row with where its lane stands.
+type OutboxRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without its event's bytes.
+	Row           *v11.Row        `protobuf:"bytes,1,opt,name=row,proto3" json:"row,omitempty"`
+	Bytes         uint64          `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Status        v11.Lane_Status `protobuf:"varint,3,opt,name=status,proto3,enum=writ.record.v1.Lane_Status" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutboxRow) Reset() {
+	*x = OutboxRow{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutboxRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutboxRow) ProtoMessage() {}
+
+func (x *OutboxRow) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutboxRow.ProtoReflect.Descriptor instead.
+func (*OutboxRow) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *OutboxRow) GetRow() *v11.Row {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *OutboxRow) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *OutboxRow) GetStatus() v11.Lane_Status {
+	if x != nil {
+		return x.Status
+	}
+	return v11.Lane_Status(0)
+}
+
 type SetNodeStateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -2716,7 +3234,7 @@ type SetNodeStateRequest struct {
 
 func (x *SetNodeStateRequest) Reset() {
 	*x = SetNodeStateRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[34]
+	mi := &file_writ_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +3246,7 @@ func (x *SetNodeStateRequest) String() string {
 func (*SetNodeStateRequest) ProtoMessage() {}
 
 func (x *SetNodeStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[34]
+	mi := &file_writ_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +3259,7 @@ func (x *SetNodeStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStateRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeStateRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SetNodeStateRequest) GetNode() string {
@@ -2766,7 +3284,7 @@ type SetNodeStateResponse struct {
 
 func (x *SetNodeStateResponse) Reset() {
 	*x = SetNodeStateResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[35]
+	mi := &file_writ_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +3296,7 @@ func (x *SetNodeStateResponse) String() string {
 func (*SetNodeStateResponse) ProtoMessage() {}
 
 func (x *SetNodeStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[35]
+	mi := &file_writ_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +3309,7 @@ func (x *SetNodeStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStateResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeStateResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 type MoveShardRequest struct {
@@ -2805,7 +3323,7 @@ type MoveShardRequest struct {
 
 func (x *MoveShardRequest) Reset() {
 	*x = MoveShardRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[36]
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +3335,7 @@ func (x *MoveShardRequest) String() string {
 func (*MoveShardRequest) ProtoMessage() {}
 
 func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[36]
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +3348,7 @@ func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardRequest.ProtoReflect.Descriptor instead.
 func (*MoveShardRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MoveShardRequest) GetShard() uint32 {
@@ -2862,7 +3380,7 @@ type MoveShardResponse struct {
 
 func (x *MoveShardResponse) Reset() {
 	*x = MoveShardResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[37]
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +3392,7 @@ func (x *MoveShardResponse) String() string {
 func (*MoveShardResponse) ProtoMessage() {}
 
 func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[37]
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +3405,7 @@ func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardResponse.ProtoReflect.Descriptor instead.
 func (*MoveShardResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 // SetContractRequest changes the values that are set.
@@ -2903,7 +3421,7 @@ type SetContractRequest struct {
 
 func (x *SetContractRequest) Reset() {
 	*x = SetContractRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[38]
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2915,7 +3433,7 @@ func (x *SetContractRequest) String() string {
 func (*SetContractRequest) ProtoMessage() {}
 
 func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[38]
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2928,7 +3446,7 @@ func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractRequest.ProtoReflect.Descriptor instead.
 func (*SetContractRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetContractRequest) GetWindow() int64 {
@@ -2962,7 +3480,7 @@ type SetContractResponse struct {
 
 func (x *SetContractResponse) Reset() {
 	*x = SetContractResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[39]
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3492,7 @@ func (x *SetContractResponse) String() string {
 func (*SetContractResponse) ProtoMessage() {}
 
 func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[39]
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3505,7 @@ func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractResponse.ProtoReflect.Descriptor instead.
 func (*SetContractResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetContractResponse) GetContract() *Contract {
@@ -3008,7 +3526,7 @@ type LaneName struct {
 
 func (x *LaneName) Reset() {
 	*x = LaneName{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[40]
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3020,7 +3538,7 @@ func (x *LaneName) String() string {
 func (*LaneName) ProtoMessage() {}
 
 func (x *LaneName) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[40]
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3033,7 +3551,7 @@ func (x *LaneName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneName.ProtoReflect.Descriptor instead.
 func (*LaneName) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LaneName) GetSource() *v11.Ref {
@@ -3063,7 +3581,7 @@ type LookupLanesRequest struct {
 
 func (x *LookupLanesRequest) Reset() {
 	*x = LookupLanesRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3593,7 @@ func (x *LookupLanesRequest) String() string {
 func (*LookupLanesRequest) ProtoMessage() {}
 
 func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3606,7 @@ func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupLanesRequest.ProtoReflect.Descriptor instead.
 func (*LookupLanesRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LookupLanesRequest) GetClusterId() string {
@@ -3129,7 +3647,7 @@ type LookupLanesResponse struct {
 
 func (x *LookupLanesResponse) Reset() {
 	*x = LookupLanesResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3141,7 +3659,7 @@ func (x *LookupLanesResponse) String() string {
 func (*LookupLanesResponse) ProtoMessage() {}
 
 func (x *LookupLanesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3154,7 +3672,7 @@ func (x *LookupLanesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupLanesResponse.ProtoReflect.Descriptor instead.
 func (*LookupLanesResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LookupLanesResponse) GetLanes() []*AuditLane {
@@ -3173,7 +3691,7 @@ type GuaranteeRequest struct {
 
 func (x *GuaranteeRequest) Reset() {
 	*x = GuaranteeRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	mi := &file_writ_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3185,7 +3703,7 @@ func (x *GuaranteeRequest) String() string {
 func (*GuaranteeRequest) ProtoMessage() {}
 
 func (x *GuaranteeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	mi := &file_writ_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3198,7 +3716,7 @@ func (x *GuaranteeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuaranteeRequest.ProtoReflect.Descriptor instead.
 func (*GuaranteeRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GuaranteeRequest) GetClusterId() string {
@@ -3218,7 +3736,7 @@ type GuaranteeResponse struct {
 
 func (x *GuaranteeResponse) Reset() {
 	*x = GuaranteeResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	mi := &file_writ_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3748,7 @@ func (x *GuaranteeResponse) String() string {
 func (*GuaranteeResponse) ProtoMessage() {}
 
 func (x *GuaranteeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	mi := &file_writ_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3761,7 @@ func (x *GuaranteeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuaranteeResponse.ProtoReflect.Descriptor instead.
 func (*GuaranteeResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GuaranteeResponse) GetGuarantee() *v1.Guarantee {
@@ -3262,7 +3780,7 @@ type AuditFindingsRequest struct {
 
 func (x *AuditFindingsRequest) Reset() {
 	*x = AuditFindingsRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3792,7 @@ func (x *AuditFindingsRequest) String() string {
 func (*AuditFindingsRequest) ProtoMessage() {}
 
 func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3805,7 @@ func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsRequest.ProtoReflect.Descriptor instead.
 func (*AuditFindingsRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AuditFindingsRequest) GetShard() uint32 {
@@ -3316,7 +3834,7 @@ type AuditFindingsResponse struct {
 
 func (x *AuditFindingsResponse) Reset() {
 	*x = AuditFindingsResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3328,7 +3846,7 @@ func (x *AuditFindingsResponse) String() string {
 func (*AuditFindingsResponse) ProtoMessage() {}
 
 func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3859,7 @@ func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsResponse.ProtoReflect.Descriptor instead.
 func (*AuditFindingsResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AuditFindingsResponse) GetShard() uint32 {
@@ -3414,7 +3932,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3944,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3957,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *InspectRequest) GetEntity() *v11.Ref {
@@ -3497,7 +4015,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[48]
+	mi := &file_writ_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3509,7 +4027,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[48]
+	mi := &file_writ_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3522,7 +4040,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *InspectResponse) GetShard() uint32 {
@@ -3614,7 +4132,7 @@ type InspectedLane struct {
 
 func (x *InspectedLane) Reset() {
 	*x = InspectedLane{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[49]
+	mi := &file_writ_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +4144,7 @@ func (x *InspectedLane) String() string {
 func (*InspectedLane) ProtoMessage() {}
 
 func (x *InspectedLane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[49]
+	mi := &file_writ_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +4157,7 @@ func (x *InspectedLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectedLane.ProtoReflect.Descriptor instead.
 func (*InspectedLane) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *InspectedLane) GetDestination() *v11.Ref {
@@ -3696,17 +4214,18 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x0fDeliverResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\x04R\aapplied\x12\x10\n" +
 	"\x03gap\x18\x02 \x01(\bR\x03gap\x12/\n" +
-	"\arefusal\x18\x03 \x01(\v2\x15.writ.node.v1.RefusalR\arefusal\"\xbb\x01\n" +
+	"\arefusal\x18\x03 \x01(\v2\x15.writ.node.v1.RefusalR\arefusal\"\xc8\x01\n" +
 	"\aRefusal\x12.\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1a.writ.node.v1.Refusal.KindR\x04kind\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"h\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"u\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bREJECTED\x10\x01\x12\f\n" +
 	"\bPANICKED\x10\x02\x12\x10\n" +
 	"\fUNKNOWN_KIND\x10\x03\x12\r\n" +
 	"\tTOO_LARGE\x10\x04\x12\r\n" +
-	"\tHOP_LIMIT\x10\x05\"`\n" +
+	"\tHOP_LIMIT\x10\x05\x12\v\n" +
+	"\aCRASHED\x10\x06\"`\n" +
 	"\x0ePromiseRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1b\n" +
@@ -3889,15 +4408,58 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\asamples\x18\x01 \x01(\rR\asamples\"]\n" +
 	"\x11DiskProbeResponse\x12#\n" +
 	"\rfdatasync_p50\x18\x01 \x01(\x03R\ffdatasyncP50\x12#\n" +
-	"\rfdatasync_p99\x18\x02 \x01(\x03R\ffdatasyncP99\"I\n" +
+	"\rfdatasync_p99\x18\x02 \x01(\x03R\ffdatasyncP99\"{\n" +
 	"\x10ListLanesRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1f\n" +
 	"\vparked_only\x18\x02 \x01(\bR\n" +
-	"parkedOnly\"\x98\x01\n" +
+	"parkedOnly\x120\n" +
+	"\x06filter\x18\x03 \x01(\v2\x18.writ.node.v1.LaneFilterR\x06filter\"\xcc\x01\n" +
+	"\n" +
+	"LaneFilter\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1f\n" +
+	"\vsource_kind\x18\x02 \x01(\tR\n" +
+	"sourceKind\x12\x1b\n" +
+	"\tsource_id\x18\x03 \x01(\tR\bsourceId\x12)\n" +
+	"\x10destination_kind\x18\x04 \x01(\tR\x0fdestinationKind\x12%\n" +
+	"\x0edestination_id\x18\x05 \x01(\tR\rdestinationId\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\x98\x01\n" +
 	"\bLaneInfo\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x125\n" +
 	"\vdestination\x18\x02 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12(\n" +
-	"\x04lane\x18\x03 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\"^\n" +
+	"\x04lane\x18\x03 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\"o\n" +
+	"\x0fShowLaneRequest\x12*\n" +
+	"\x04lane\x18\x01 \x01(\v2\x16.writ.node.v1.LaneNameR\x04lane\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x1a\n" +
+	"\bpayloads\x18\x03 \x01(\bR\bpayloads\"\x92\x01\n" +
+	"\x10ShowLaneResponse\x12*\n" +
+	"\x04lane\x18\x01 \x01(\v2\x16.writ.node.v1.LaneInfoR\x04lane\x12'\n" +
+	"\x04rows\x18\x02 \x03(\v2\x13.writ.record.v1.RowR\x04rows\x12\x1d\n" +
+	"\aapplied\x18\x03 \x01(\x04H\x00R\aapplied\x88\x01\x01B\n" +
+	"\n" +
+	"\b_applied\"\xf8\x01\n" +
+	"\x11ChangeLaneRequest\x12*\n" +
+	"\x04lane\x18\x01 \x01(\v2\x16.writ.node.v1.LaneNameR\x04lane\x128\n" +
+	"\x04verb\x18\x02 \x01(\x0e2$.writ.node.v1.ChangeLaneRequest.VerbR\x04verb\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"I\n" +
+	"\x04Verb\x12\x14\n" +
+	"\x10VERB_UNSPECIFIED\x10\x00\x12\n" +
+	"\n" +
+	"\x06REPLAY\x10\x01\x12\b\n" +
+	"\x04SKIP\x10\x02\x12\t\n" +
+	"\x05PAUSE\x10\x03\x12\n" +
+	"\n" +
+	"\x06RESUME\x10\x04\"@\n" +
+	"\x12ChangeLaneResponse\x12*\n" +
+	"\x04lane\x18\x01 \x01(\v2\x16.writ.node.v1.LaneInfoR\x04lane\"q\n" +
+	"\x11ListOutboxRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x120\n" +
+	"\x06filter\x18\x02 \x01(\v2\x18.writ.node.v1.LaneFilterR\x06filter\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\"}\n" +
+	"\tOutboxRow\x12%\n" +
+	"\x03row\x18\x01 \x01(\v2\x13.writ.record.v1.RowR\x03row\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x123\n" +
+	"\x06status\x18\x03 \x01(\x0e2\x1b.writ.record.v1.Lane.StatusR\x06status\"^\n" +
 	"\x13SetNodeStateRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x123\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1d.writ.node.v1.NodeEntry.StateR\x05state\"\x16\n" +
@@ -3977,7 +4539,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06Report\x12\x1b.writ.node.v1.ReportRequest\x1a\x1c.writ.node.v1.ReportResponse\x12R\n" +
 	"\vLookupLanes\x12 .writ.node.v1.LookupLanesRequest\x1a!.writ.node.v1.LookupLanesResponse\x12L\n" +
 	"\tGuarantee\x12\x1e.writ.node.v1.GuaranteeRequest\x1a\x1f.writ.node.v1.GuaranteeResponse\x12g\n" +
-	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\x9e\x06\n" +
+	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\x84\b\n" +
 	"\fAdminService\x12C\n" +
 	"\x06Status\x12\x1b.writ.node.v1.StatusRequest\x1a\x1c.writ.node.v1.StatusResponse\x12O\n" +
 	"\n" +
@@ -3989,7 +4551,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\fSetNodeState\x12!.writ.node.v1.SetNodeStateRequest\x1a\".writ.node.v1.SetNodeStateResponse\x12L\n" +
 	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponse\x12R\n" +
 	"\vSetContract\x12 .writ.node.v1.SetContractRequest\x1a!.writ.node.v1.SetContractResponse\x12X\n" +
-	"\rAuditFindings\x12\".writ.node.v1.AuditFindingsRequest\x1a#.writ.node.v1.AuditFindingsResponse\x12F\n" +
+	"\rAuditFindings\x12\".writ.node.v1.AuditFindingsRequest\x1a#.writ.node.v1.AuditFindingsResponse\x12I\n" +
+	"\bShowLane\x12\x1d.writ.node.v1.ShowLaneRequest\x1a\x1e.writ.node.v1.ShowLaneResponse\x12O\n" +
+	"\n" +
+	"ChangeLane\x12\x1f.writ.node.v1.ChangeLaneRequest\x1a .writ.node.v1.ChangeLaneResponse\x12H\n" +
+	"\n" +
+	"ListOutbox\x12\x1f.writ.node.v1.ListOutboxRequest\x1a\x17.writ.node.v1.OutboxRow0\x01\x12F\n" +
 	"\aInspect\x12\x1c.writ.node.v1.InspectRequest\x1a\x1d.writ.node.v1.InspectResponseB Z\x1ewrit/proto/writ/node/v1;nodev1b\x06proto3"
 
 var (
@@ -4004,166 +4571,191 @@ func file_writ_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_writ_node_v1_node_proto_rawDescData
 }
 
-var file_writ_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_writ_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_writ_node_v1_node_proto_goTypes = []any{
 	(Refusal_Kind)(0),                  // 0: writ.node.v1.Refusal.Kind
 	(NodeEntry_State)(0),               // 1: writ.node.v1.NodeEntry.State
-	(*ForwardRequest)(nil),             // 2: writ.node.v1.ForwardRequest
-	(*ForwardResponse)(nil),            // 3: writ.node.v1.ForwardResponse
-	(*DeliverRequest)(nil),             // 4: writ.node.v1.DeliverRequest
-	(*DeliverResponse)(nil),            // 5: writ.node.v1.DeliverResponse
-	(*Refusal)(nil),                    // 6: writ.node.v1.Refusal
-	(*PromiseRequest)(nil),             // 7: writ.node.v1.PromiseRequest
-	(*PromiseResponse)(nil),            // 8: writ.node.v1.PromiseResponse
-	(*RegisterRequest)(nil),            // 9: writ.node.v1.RegisterRequest
-	(*RegisterResponse)(nil),           // 10: writ.node.v1.RegisterResponse
-	(*ReplicaStatusRequest)(nil),       // 11: writ.node.v1.ReplicaStatusRequest
-	(*ReplicaStatusResponse)(nil),      // 12: writ.node.v1.ReplicaStatusResponse
-	(*ReportRequest)(nil),              // 13: writ.node.v1.ReportRequest
-	(*ReportResponse)(nil),             // 14: writ.node.v1.ReportResponse
-	(*TransferLeadershipRequest)(nil),  // 15: writ.node.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 16: writ.node.v1.TransferLeadershipResponse
-	(*MetaState)(nil),                  // 17: writ.node.v1.MetaState
-	(*NodeEntry)(nil),                  // 18: writ.node.v1.NodeEntry
-	(*ShardPlacement)(nil),             // 19: writ.node.v1.ShardPlacement
-	(*ReplicaPlacement)(nil),           // 20: writ.node.v1.ReplicaPlacement
-	(*Contract)(nil),                   // 21: writ.node.v1.Contract
-	(*MetaCommand)(nil),                // 22: writ.node.v1.MetaCommand
-	(*StatusRequest)(nil),              // 23: writ.node.v1.StatusRequest
-	(*StatusResponse)(nil),             // 24: writ.node.v1.StatusResponse
-	(*ShardStatus)(nil),                // 25: writ.node.v1.ShardStatus
-	(*MemberStatus)(nil),               // 26: writ.node.v1.MemberStatus
-	(*AuditShardRequest)(nil),          // 27: writ.node.v1.AuditShardRequest
-	(*AuditShardResponse)(nil),         // 28: writ.node.v1.AuditShardResponse
-	(*ReplicaHash)(nil),                // 29: writ.node.v1.ReplicaHash
-	(*AuditLanesRequest)(nil),          // 30: writ.node.v1.AuditLanesRequest
-	(*AuditLane)(nil),                  // 31: writ.node.v1.AuditLane
-	(*DiskProbeRequest)(nil),           // 32: writ.node.v1.DiskProbeRequest
-	(*DiskProbeResponse)(nil),          // 33: writ.node.v1.DiskProbeResponse
-	(*ListLanesRequest)(nil),           // 34: writ.node.v1.ListLanesRequest
-	(*LaneInfo)(nil),                   // 35: writ.node.v1.LaneInfo
-	(*SetNodeStateRequest)(nil),        // 36: writ.node.v1.SetNodeStateRequest
-	(*SetNodeStateResponse)(nil),       // 37: writ.node.v1.SetNodeStateResponse
-	(*MoveShardRequest)(nil),           // 38: writ.node.v1.MoveShardRequest
-	(*MoveShardResponse)(nil),          // 39: writ.node.v1.MoveShardResponse
-	(*SetContractRequest)(nil),         // 40: writ.node.v1.SetContractRequest
-	(*SetContractResponse)(nil),        // 41: writ.node.v1.SetContractResponse
-	(*LaneName)(nil),                   // 42: writ.node.v1.LaneName
-	(*LookupLanesRequest)(nil),         // 43: writ.node.v1.LookupLanesRequest
-	(*LookupLanesResponse)(nil),        // 44: writ.node.v1.LookupLanesResponse
-	(*GuaranteeRequest)(nil),           // 45: writ.node.v1.GuaranteeRequest
-	(*GuaranteeResponse)(nil),          // 46: writ.node.v1.GuaranteeResponse
-	(*AuditFindingsRequest)(nil),       // 47: writ.node.v1.AuditFindingsRequest
-	(*AuditFindingsResponse)(nil),      // 48: writ.node.v1.AuditFindingsResponse
-	(*InspectRequest)(nil),             // 49: writ.node.v1.InspectRequest
-	(*InspectResponse)(nil),            // 50: writ.node.v1.InspectResponse
-	(*InspectedLane)(nil),              // 51: writ.node.v1.InspectedLane
-	nil,                                // 52: writ.node.v1.MetaState.NodesEntry
-	nil,                                // 53: writ.node.v1.Contract.WindowByKindEntry
-	nil,                                // 54: writ.node.v1.SetContractRequest.WindowByKindEntry
-	(*v1.SubmitRequest)(nil),           // 55: writ.v1.SubmitRequest
-	(*v1.ReadRequest)(nil),             // 56: writ.v1.ReadRequest
-	(*v1.OutcomeRequest)(nil),          // 57: writ.v1.OutcomeRequest
-	(*v1.SubmitResponse)(nil),          // 58: writ.v1.SubmitResponse
-	(*v1.ReadResponse)(nil),            // 59: writ.v1.ReadResponse
-	(*v1.OutcomeResponse)(nil),         // 60: writ.v1.OutcomeResponse
-	(*v11.Row)(nil),                    // 61: writ.record.v1.Row
-	(*v11.Ref)(nil),                    // 62: writ.record.v1.Ref
-	(*v11.Lane)(nil),                   // 63: writ.record.v1.Lane
-	(*v1.Guarantee)(nil),               // 64: writ.v1.Guarantee
-	(*v11.EntityRecord)(nil),           // 65: writ.record.v1.EntityRecord
-	(*v11.KeyRecord)(nil),              // 66: writ.record.v1.KeyRecord
+	(ChangeLaneRequest_Verb)(0),        // 2: writ.node.v1.ChangeLaneRequest.Verb
+	(*ForwardRequest)(nil),             // 3: writ.node.v1.ForwardRequest
+	(*ForwardResponse)(nil),            // 4: writ.node.v1.ForwardResponse
+	(*DeliverRequest)(nil),             // 5: writ.node.v1.DeliverRequest
+	(*DeliverResponse)(nil),            // 6: writ.node.v1.DeliverResponse
+	(*Refusal)(nil),                    // 7: writ.node.v1.Refusal
+	(*PromiseRequest)(nil),             // 8: writ.node.v1.PromiseRequest
+	(*PromiseResponse)(nil),            // 9: writ.node.v1.PromiseResponse
+	(*RegisterRequest)(nil),            // 10: writ.node.v1.RegisterRequest
+	(*RegisterResponse)(nil),           // 11: writ.node.v1.RegisterResponse
+	(*ReplicaStatusRequest)(nil),       // 12: writ.node.v1.ReplicaStatusRequest
+	(*ReplicaStatusResponse)(nil),      // 13: writ.node.v1.ReplicaStatusResponse
+	(*ReportRequest)(nil),              // 14: writ.node.v1.ReportRequest
+	(*ReportResponse)(nil),             // 15: writ.node.v1.ReportResponse
+	(*TransferLeadershipRequest)(nil),  // 16: writ.node.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 17: writ.node.v1.TransferLeadershipResponse
+	(*MetaState)(nil),                  // 18: writ.node.v1.MetaState
+	(*NodeEntry)(nil),                  // 19: writ.node.v1.NodeEntry
+	(*ShardPlacement)(nil),             // 20: writ.node.v1.ShardPlacement
+	(*ReplicaPlacement)(nil),           // 21: writ.node.v1.ReplicaPlacement
+	(*Contract)(nil),                   // 22: writ.node.v1.Contract
+	(*MetaCommand)(nil),                // 23: writ.node.v1.MetaCommand
+	(*StatusRequest)(nil),              // 24: writ.node.v1.StatusRequest
+	(*StatusResponse)(nil),             // 25: writ.node.v1.StatusResponse
+	(*ShardStatus)(nil),                // 26: writ.node.v1.ShardStatus
+	(*MemberStatus)(nil),               // 27: writ.node.v1.MemberStatus
+	(*AuditShardRequest)(nil),          // 28: writ.node.v1.AuditShardRequest
+	(*AuditShardResponse)(nil),         // 29: writ.node.v1.AuditShardResponse
+	(*ReplicaHash)(nil),                // 30: writ.node.v1.ReplicaHash
+	(*AuditLanesRequest)(nil),          // 31: writ.node.v1.AuditLanesRequest
+	(*AuditLane)(nil),                  // 32: writ.node.v1.AuditLane
+	(*DiskProbeRequest)(nil),           // 33: writ.node.v1.DiskProbeRequest
+	(*DiskProbeResponse)(nil),          // 34: writ.node.v1.DiskProbeResponse
+	(*ListLanesRequest)(nil),           // 35: writ.node.v1.ListLanesRequest
+	(*LaneFilter)(nil),                 // 36: writ.node.v1.LaneFilter
+	(*LaneInfo)(nil),                   // 37: writ.node.v1.LaneInfo
+	(*ShowLaneRequest)(nil),            // 38: writ.node.v1.ShowLaneRequest
+	(*ShowLaneResponse)(nil),           // 39: writ.node.v1.ShowLaneResponse
+	(*ChangeLaneRequest)(nil),          // 40: writ.node.v1.ChangeLaneRequest
+	(*ChangeLaneResponse)(nil),         // 41: writ.node.v1.ChangeLaneResponse
+	(*ListOutboxRequest)(nil),          // 42: writ.node.v1.ListOutboxRequest
+	(*OutboxRow)(nil),                  // 43: writ.node.v1.OutboxRow
+	(*SetNodeStateRequest)(nil),        // 44: writ.node.v1.SetNodeStateRequest
+	(*SetNodeStateResponse)(nil),       // 45: writ.node.v1.SetNodeStateResponse
+	(*MoveShardRequest)(nil),           // 46: writ.node.v1.MoveShardRequest
+	(*MoveShardResponse)(nil),          // 47: writ.node.v1.MoveShardResponse
+	(*SetContractRequest)(nil),         // 48: writ.node.v1.SetContractRequest
+	(*SetContractResponse)(nil),        // 49: writ.node.v1.SetContractResponse
+	(*LaneName)(nil),                   // 50: writ.node.v1.LaneName
+	(*LookupLanesRequest)(nil),         // 51: writ.node.v1.LookupLanesRequest
+	(*LookupLanesResponse)(nil),        // 52: writ.node.v1.LookupLanesResponse
+	(*GuaranteeRequest)(nil),           // 53: writ.node.v1.GuaranteeRequest
+	(*GuaranteeResponse)(nil),          // 54: writ.node.v1.GuaranteeResponse
+	(*AuditFindingsRequest)(nil),       // 55: writ.node.v1.AuditFindingsRequest
+	(*AuditFindingsResponse)(nil),      // 56: writ.node.v1.AuditFindingsResponse
+	(*InspectRequest)(nil),             // 57: writ.node.v1.InspectRequest
+	(*InspectResponse)(nil),            // 58: writ.node.v1.InspectResponse
+	(*InspectedLane)(nil),              // 59: writ.node.v1.InspectedLane
+	nil,                                // 60: writ.node.v1.MetaState.NodesEntry
+	nil,                                // 61: writ.node.v1.Contract.WindowByKindEntry
+	nil,                                // 62: writ.node.v1.SetContractRequest.WindowByKindEntry
+	(*v1.SubmitRequest)(nil),           // 63: writ.v1.SubmitRequest
+	(*v1.ReadRequest)(nil),             // 64: writ.v1.ReadRequest
+	(*v1.OutcomeRequest)(nil),          // 65: writ.v1.OutcomeRequest
+	(*v1.SubmitResponse)(nil),          // 66: writ.v1.SubmitResponse
+	(*v1.ReadResponse)(nil),            // 67: writ.v1.ReadResponse
+	(*v1.OutcomeResponse)(nil),         // 68: writ.v1.OutcomeResponse
+	(*v11.Row)(nil),                    // 69: writ.record.v1.Row
+	(*v11.Ref)(nil),                    // 70: writ.record.v1.Ref
+	(*v11.Lane)(nil),                   // 71: writ.record.v1.Lane
+	(v11.Lane_Status)(0),               // 72: writ.record.v1.Lane.Status
+	(*v1.Guarantee)(nil),               // 73: writ.v1.Guarantee
+	(*v11.EntityRecord)(nil),           // 74: writ.record.v1.EntityRecord
+	(*v11.KeyRecord)(nil),              // 75: writ.record.v1.KeyRecord
 }
 var file_writ_node_v1_node_proto_depIdxs = []int32{
-	55, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
-	56, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
-	57, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
-	57, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
-	58, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
-	59, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
-	60, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
-	61, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
-	6,  // 8: writ.node.v1.DeliverResponse.refusal:type_name -> writ.node.v1.Refusal
+	63, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
+	64, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
+	65, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
+	65, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
+	66, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
+	67, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
+	68, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
+	69, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
+	7,  // 8: writ.node.v1.DeliverResponse.refusal:type_name -> writ.node.v1.Refusal
 	0,  // 9: writ.node.v1.Refusal.kind:type_name -> writ.node.v1.Refusal.Kind
-	25, // 10: writ.node.v1.ReportResponse.shards:type_name -> writ.node.v1.ShardStatus
-	52, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
-	19, // 12: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
-	21, // 13: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
+	26, // 10: writ.node.v1.ReportResponse.shards:type_name -> writ.node.v1.ShardStatus
+	60, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
+	20, // 12: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
+	22, // 13: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
 	1,  // 14: writ.node.v1.NodeEntry.state:type_name -> writ.node.v1.NodeEntry.State
-	20, // 15: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
-	53, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
-	17, // 17: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
-	17, // 18: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
-	25, // 19: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
-	26, // 20: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
-	29, // 21: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
-	62, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
-	62, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
-	62, // 24: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
-	62, // 25: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
-	63, // 26: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
-	1,  // 27: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
-	54, // 28: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
-	21, // 29: writ.node.v1.SetContractResponse.contract:type_name -> writ.node.v1.Contract
-	62, // 30: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
-	62, // 31: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
-	42, // 32: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
-	31, // 33: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
-	64, // 34: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
-	62, // 35: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
-	62, // 36: writ.node.v1.InspectRequest.source:type_name -> writ.record.v1.Ref
-	65, // 37: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
-	66, // 38: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
-	51, // 39: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
-	31, // 40: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
-	62, // 41: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
-	63, // 42: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
-	61, // 43: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
-	18, // 44: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
-	2,  // 45: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
-	4,  // 46: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
-	7,  // 47: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
-	9,  // 48: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
-	11, // 49: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
-	13, // 50: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
-	43, // 51: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
-	45, // 52: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
-	15, // 53: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
-	23, // 54: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
-	27, // 55: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
-	30, // 56: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
-	32, // 57: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
-	34, // 58: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
-	36, // 59: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
-	38, // 60: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
-	40, // 61: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
-	47, // 62: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
-	49, // 63: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
-	3,  // 64: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
-	5,  // 65: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
-	8,  // 66: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
-	10, // 67: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
-	12, // 68: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
-	14, // 69: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
-	44, // 70: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
-	46, // 71: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
-	16, // 72: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
-	24, // 73: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
-	28, // 74: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
-	31, // 75: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
-	33, // 76: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
-	35, // 77: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
-	37, // 78: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
-	39, // 79: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
-	41, // 80: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
-	48, // 81: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
-	50, // 82: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
-	64, // [64:83] is the sub-list for method output_type
-	45, // [45:64] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	21, // 15: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
+	61, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
+	18, // 17: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
+	18, // 18: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
+	26, // 19: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
+	27, // 20: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
+	30, // 21: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
+	70, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
+	70, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
+	36, // 24: writ.node.v1.ListLanesRequest.filter:type_name -> writ.node.v1.LaneFilter
+	70, // 25: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
+	70, // 26: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
+	71, // 27: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
+	50, // 28: writ.node.v1.ShowLaneRequest.lane:type_name -> writ.node.v1.LaneName
+	37, // 29: writ.node.v1.ShowLaneResponse.lane:type_name -> writ.node.v1.LaneInfo
+	69, // 30: writ.node.v1.ShowLaneResponse.rows:type_name -> writ.record.v1.Row
+	50, // 31: writ.node.v1.ChangeLaneRequest.lane:type_name -> writ.node.v1.LaneName
+	2,  // 32: writ.node.v1.ChangeLaneRequest.verb:type_name -> writ.node.v1.ChangeLaneRequest.Verb
+	37, // 33: writ.node.v1.ChangeLaneResponse.lane:type_name -> writ.node.v1.LaneInfo
+	36, // 34: writ.node.v1.ListOutboxRequest.filter:type_name -> writ.node.v1.LaneFilter
+	69, // 35: writ.node.v1.OutboxRow.row:type_name -> writ.record.v1.Row
+	72, // 36: writ.node.v1.OutboxRow.status:type_name -> writ.record.v1.Lane.Status
+	1,  // 37: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
+	62, // 38: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
+	22, // 39: writ.node.v1.SetContractResponse.contract:type_name -> writ.node.v1.Contract
+	70, // 40: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
+	70, // 41: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
+	50, // 42: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
+	32, // 43: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
+	73, // 44: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
+	70, // 45: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
+	70, // 46: writ.node.v1.InspectRequest.source:type_name -> writ.record.v1.Ref
+	74, // 47: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
+	75, // 48: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
+	59, // 49: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
+	32, // 50: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
+	70, // 51: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
+	71, // 52: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
+	69, // 53: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
+	19, // 54: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
+	3,  // 55: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
+	5,  // 56: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
+	8,  // 57: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
+	10, // 58: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
+	12, // 59: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
+	14, // 60: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
+	51, // 61: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
+	53, // 62: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
+	16, // 63: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
+	24, // 64: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
+	28, // 65: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
+	31, // 66: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
+	33, // 67: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
+	35, // 68: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
+	44, // 69: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
+	46, // 70: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
+	48, // 71: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
+	55, // 72: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
+	38, // 73: writ.node.v1.AdminService.ShowLane:input_type -> writ.node.v1.ShowLaneRequest
+	40, // 74: writ.node.v1.AdminService.ChangeLane:input_type -> writ.node.v1.ChangeLaneRequest
+	42, // 75: writ.node.v1.AdminService.ListOutbox:input_type -> writ.node.v1.ListOutboxRequest
+	57, // 76: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
+	4,  // 77: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
+	6,  // 78: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
+	9,  // 79: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
+	11, // 80: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
+	13, // 81: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
+	15, // 82: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
+	52, // 83: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
+	54, // 84: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
+	17, // 85: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
+	25, // 86: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
+	29, // 87: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
+	32, // 88: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
+	34, // 89: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
+	37, // 90: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
+	45, // 91: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
+	47, // 92: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
+	49, // 93: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
+	56, // 94: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
+	39, // 95: writ.node.v1.AdminService.ShowLane:output_type -> writ.node.v1.ShowLaneResponse
+	41, // 96: writ.node.v1.AdminService.ChangeLane:output_type -> writ.node.v1.ChangeLaneResponse
+	43, // 97: writ.node.v1.AdminService.ListOutbox:output_type -> writ.node.v1.OutboxRow
+	58, // 98: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
+	77, // [77:99] is the sub-list for method output_type
+	55, // [55:77] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_writ_node_v1_node_proto_init() }
@@ -4182,14 +4774,15 @@ func file_writ_node_v1_node_proto_init() {
 		(*ForwardResponse_Read)(nil),
 		(*ForwardResponse_Outcome)(nil),
 	}
-	file_writ_node_v1_node_proto_msgTypes[38].OneofWrappers = []any{}
+	file_writ_node_v1_node_proto_msgTypes[36].OneofWrappers = []any{}
+	file_writ_node_v1_node_proto_msgTypes[45].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_node_v1_node_proto_rawDesc), len(file_writ_node_v1_node_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   53,
+			NumEnums:      3,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -465,6 +465,9 @@ const (
 	AdminService_MoveShard_FullMethodName     = "/writ.node.v1.AdminService/MoveShard"
 	AdminService_SetContract_FullMethodName   = "/writ.node.v1.AdminService/SetContract"
 	AdminService_AuditFindings_FullMethodName = "/writ.node.v1.AdminService/AuditFindings"
+	AdminService_ShowLane_FullMethodName      = "/writ.node.v1.AdminService/ShowLane"
+	AdminService_ChangeLane_FullMethodName    = "/writ.node.v1.AdminService/ChangeLane"
+	AdminService_ListOutbox_FullMethodName    = "/writ.node.v1.AdminService/ListOutbox"
 	AdminService_Inspect_FullMethodName       = "/writ.node.v1.AdminService/Inspect"
 )
 
@@ -494,6 +497,13 @@ type AdminServiceClient interface {
 	SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
 	AuditFindings(ctx context.Context, in *AuditFindingsRequest, opts ...grpc.CallOption) (*AuditFindingsResponse, error)
+	// ShowLane shows one lane and its first rows.
+	ShowLane(ctx context.Context, in *ShowLaneRequest, opts ...grpc.CallOption) (*ShowLaneResponse, error)
+	// ChangeLane carries out one operator's verb. It answers when the change is
+	// committed, and repeating it does no harm.
+	ChangeLane(ctx context.Context, in *ChangeLaneRequest, opts ...grpc.CallOption) (*ChangeLaneResponse, error)
+	// ListOutbox lists rows of a shard that are not confirmed, without payloads.
+	ListOutbox(ctx context.Context, in *ListOutboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OutboxRow], error)
 	// Inspect shows all that is stored about one entity, for people.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
 }
@@ -614,6 +624,45 @@ func (c *adminServiceClient) AuditFindings(ctx context.Context, in *AuditFinding
 	return out, nil
 }
 
+func (c *adminServiceClient) ShowLane(ctx context.Context, in *ShowLaneRequest, opts ...grpc.CallOption) (*ShowLaneResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShowLaneResponse)
+	err := c.cc.Invoke(ctx, AdminService_ShowLane_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ChangeLane(ctx context.Context, in *ChangeLaneRequest, opts ...grpc.CallOption) (*ChangeLaneResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ChangeLaneResponse)
+	err := c.cc.Invoke(ctx, AdminService_ChangeLane_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListOutbox(ctx context.Context, in *ListOutboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OutboxRow], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[2], AdminService_ListOutbox_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListOutboxRequest, OutboxRow]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ListOutboxClient = grpc.ServerStreamingClient[OutboxRow]
+
 func (c *adminServiceClient) Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InspectResponse)
@@ -650,6 +699,13 @@ type AdminServiceServer interface {
 	SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
 	AuditFindings(context.Context, *AuditFindingsRequest) (*AuditFindingsResponse, error)
+	// ShowLane shows one lane and its first rows.
+	ShowLane(context.Context, *ShowLaneRequest) (*ShowLaneResponse, error)
+	// ChangeLane carries out one operator's verb. It answers when the change is
+	// committed, and repeating it does no harm.
+	ChangeLane(context.Context, *ChangeLaneRequest) (*ChangeLaneResponse, error)
+	// ListOutbox lists rows of a shard that are not confirmed, without payloads.
+	ListOutbox(*ListOutboxRequest, grpc.ServerStreamingServer[OutboxRow]) error
 	// Inspect shows all that is stored about one entity, for people.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
@@ -688,6 +744,15 @@ func (UnimplementedAdminServiceServer) SetContract(context.Context, *SetContract
 }
 func (UnimplementedAdminServiceServer) AuditFindings(context.Context, *AuditFindingsRequest) (*AuditFindingsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AuditFindings not implemented")
+}
+func (UnimplementedAdminServiceServer) ShowLane(context.Context, *ShowLaneRequest) (*ShowLaneResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShowLane not implemented")
+}
+func (UnimplementedAdminServiceServer) ChangeLane(context.Context, *ChangeLaneRequest) (*ChangeLaneResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChangeLane not implemented")
+}
+func (UnimplementedAdminServiceServer) ListOutbox(*ListOutboxRequest, grpc.ServerStreamingServer[OutboxRow]) error {
+	return status.Error(codes.Unimplemented, "method ListOutbox not implemented")
 }
 func (UnimplementedAdminServiceServer) Inspect(context.Context, *InspectRequest) (*InspectResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
@@ -861,6 +926,53 @@ func _AdminService_AuditFindings_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ShowLane_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShowLaneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ShowLane(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ShowLane_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ShowLane(ctx, req.(*ShowLaneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ChangeLane_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChangeLaneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ChangeLane(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ChangeLane_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ChangeLane(ctx, req.(*ChangeLaneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListOutbox_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListOutboxRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).ListOutbox(m, &grpc.GenericServerStream[ListOutboxRequest, OutboxRow]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ListOutboxServer = grpc.ServerStreamingServer[OutboxRow]
+
 func _AdminService_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InspectRequest)
 	if err := dec(in); err != nil {
@@ -915,6 +1027,14 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_AuditFindings_Handler,
 		},
 		{
+			MethodName: "ShowLane",
+			Handler:    _AdminService_ShowLane_Handler,
+		},
+		{
+			MethodName: "ChangeLane",
+			Handler:    _AdminService_ChangeLane_Handler,
+		},
+		{
 			MethodName: "Inspect",
 			Handler:    _AdminService_Inspect_Handler,
 		},
@@ -928,6 +1048,11 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ListLanes",
 			Handler:       _AdminService_ListLanes_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListOutbox",
+			Handler:       _AdminService_ListOutbox_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -191,6 +191,57 @@ func (Lane_Status) EnumDescriptor() ([]byte, []int) {
 	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21, 0}
 }
 
+// CatchUp says what becomes of the times that a timer has missed.
+type Timer_CatchUp int32
+
+const (
+	// One firing stands for all of them.
+	Timer_ONCE Timer_CatchUp = 0
+	Timer_SKIP Timer_CatchUp = 1
+	Timer_ALL  Timer_CatchUp = 2
+)
+
+// Enum value maps for Timer_CatchUp.
+var (
+	Timer_CatchUp_name = map[int32]string{
+		0: "ONCE",
+		1: "SKIP",
+		2: "ALL",
+	}
+	Timer_CatchUp_value = map[string]int32{
+		"ONCE": 0,
+		"SKIP": 1,
+		"ALL":  2,
+	}
+)
+
+func (x Timer_CatchUp) Enum() *Timer_CatchUp {
+	p := new(Timer_CatchUp)
+	*p = x
+	return p
+}
+
+func (x Timer_CatchUp) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Timer_CatchUp) Descriptor() protoreflect.EnumDescriptor {
+	return file_writ_record_v1_record_proto_enumTypes[3].Descriptor()
+}
+
+func (Timer_CatchUp) Type() protoreflect.EnumType {
+	return &file_writ_record_v1_record_proto_enumTypes[3]
+}
+
+func (x Timer_CatchUp) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Timer_CatchUp.Descriptor instead.
+func (Timer_CatchUp) EnumDescriptor() ([]byte, []int) {
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22, 0}
+}
+
 // Ref names an entity. The tenant is part of the identity everywhere.
 type Ref struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1886,6 +1937,157 @@ func (x *Lane) GetAttempts() uint32 {
 	return 0
 }
 
+// Timer is the value of the bucket timers, by (entity, name), as the data of a
+// Payload whose type is this message. Apply keeps an index by next beside it.
+type Timer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Version of the entity whose commit set the timer: it names the setting, so
+	// that what fires has one key however often it is tried.
+	Set uint64 `protobuf:"varint,1,opt,name=set,proto3" json:"set,omitempty"`
+	// Wall clock at which it is due, Unix nanoseconds.
+	Due int64 `protobuf:"varint,2,opt,name=due,proto3" json:"due,omitempty"`
+	// When it is tried next: due, or later after a failure. 0: it is parked.
+	Next int64 `protobuf:"varint,3,opt,name=next,proto3" json:"next,omitempty"`
+	// Term in which it was set.
+	Term uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	// What fires: a command to the entity itself, or, with a destination, an event.
+	Message     *Payload `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	Destination *Ref     `protobuf:"bytes,6,opt,name=destination,proto3" json:"destination,omitempty"`
+	// Of a timer that fires again and again: nanoseconds between two times.
+	Every   int64         `protobuf:"varint,7,opt,name=every,proto3" json:"every,omitempty"`
+	CatchUp Timer_CatchUp `protobuf:"varint,8,opt,name=catch_up,json=catchUp,proto3,enum=writ.record.v1.Timer_CatchUp" json:"catch_up,omitempty"`
+	// Failures of this setting, and the last one's reason.
+	Attempts uint32 `protobuf:"varint,9,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	Reason   string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Where the one that set it came from.
+	Trace         string   `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
+	Parent        *EventId `protobuf:"bytes,12,opt,name=parent,proto3" json:"parent,omitempty"`
+	Hops          uint32   `protobuf:"varint,13,opt,name=hops,proto3" json:"hops,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Timer) Reset() {
+	*x = Timer{}
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Timer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Timer) ProtoMessage() {}
+
+func (x *Timer) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Timer.ProtoReflect.Descriptor instead.
+func (*Timer) Descriptor() ([]byte, []int) {
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Timer) GetSet() uint64 {
+	if x != nil {
+		return x.Set
+	}
+	return 0
+}
+
+func (x *Timer) GetDue() int64 {
+	if x != nil {
+		return x.Due
+	}
+	return 0
+}
+
+func (x *Timer) GetNext() int64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *Timer) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *Timer) GetMessage() *Payload {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *Timer) GetDestination() *Ref {
+	if x != nil {
+		return x.Destination
+	}
+	return nil
+}
+
+func (x *Timer) GetEvery() int64 {
+	if x != nil {
+		return x.Every
+	}
+	return 0
+}
+
+func (x *Timer) GetCatchUp() Timer_CatchUp {
+	if x != nil {
+		return x.CatchUp
+	}
+	return Timer_ONCE
+}
+
+func (x *Timer) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *Timer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Timer) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
+}
+
+func (x *Timer) GetParent() *EventId {
+	if x != nil {
+		return x.Parent
+	}
+	return nil
+}
+
+func (x *Timer) GetHops() uint32 {
+	if x != nil {
+		return x.Hops
+	}
+	return 0
+}
+
 // ShardMeta is the head of a shard file.
 type ShardMeta struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1918,7 +2120,7 @@ type ShardMeta struct {
 
 func (x *ShardMeta) Reset() {
 	*x = ShardMeta{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2132,7 @@ func (x *ShardMeta) String() string {
 func (*ShardMeta) ProtoMessage() {}
 
 func (x *ShardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2145,7 @@ func (x *ShardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardMeta.ProtoReflect.Descriptor instead.
 func (*ShardMeta) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ShardMeta) GetFormat() uint32 {
@@ -2088,7 +2290,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2302,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2315,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Counters) GetChanges() uint64 {
@@ -2199,7 +2401,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2413,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2426,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Generation) GetKeys() uint64 {
@@ -2389,7 +2591,26 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"\x06PARKED\x10\x01\x12\n" +
 	"\n" +
-	"\x06PAUSED\x10\x02\"\xca\x04\n" +
+	"\x06PAUSED\x10\x02\"\xc4\x03\n" +
+	"\x05Timer\x12\x10\n" +
+	"\x03set\x18\x01 \x01(\x04R\x03set\x12\x10\n" +
+	"\x03due\x18\x02 \x01(\x03R\x03due\x12\x12\n" +
+	"\x04next\x18\x03 \x01(\x03R\x04next\x12\x12\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\x121\n" +
+	"\amessage\x18\x05 \x01(\v2\x17.writ.record.v1.PayloadR\amessage\x125\n" +
+	"\vdestination\x18\x06 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12\x14\n" +
+	"\x05every\x18\a \x01(\x03R\x05every\x128\n" +
+	"\bcatch_up\x18\b \x01(\x0e2\x1d.writ.record.v1.Timer.CatchUpR\acatchUp\x12\x1a\n" +
+	"\battempts\x18\t \x01(\rR\battempts\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\x12\x14\n" +
+	"\x05trace\x18\v \x01(\tR\x05trace\x12/\n" +
+	"\x06parent\x18\f \x01(\v2\x17.writ.record.v1.EventIdR\x06parent\x12\x12\n" +
+	"\x04hops\x18\r \x01(\rR\x04hops\"&\n" +
+	"\aCatchUp\x12\b\n" +
+	"\x04ONCE\x10\x00\x12\b\n" +
+	"\x04SKIP\x10\x01\x12\a\n" +
+	"\x03ALL\x10\x02\"\xca\x04\n" +
 	"\tShardMeta\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1d\n" +
 	"\n" +
@@ -2454,77 +2675,83 @@ func file_writ_record_v1_record_proto_rawDescGZIP() []byte {
 	return file_writ_record_v1_record_proto_rawDescData
 }
 
-var file_writ_record_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_writ_record_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_writ_record_v1_record_proto_goTypes = []any{
 	(Bucket)(0),           // 0: writ.record.v1.Bucket
 	(Outcome_Decision)(0), // 1: writ.record.v1.Outcome.Decision
 	(Lane_Status)(0),      // 2: writ.record.v1.Lane.Status
-	(*Ref)(nil),           // 3: writ.record.v1.Ref
-	(*Payload)(nil),       // 4: writ.record.v1.Payload
-	(*EventId)(nil),       // 5: writ.record.v1.EventId
-	(*Row)(nil),           // 6: writ.record.v1.Row
-	(*Entry)(nil),         // 7: writ.record.v1.Entry
-	(*Record)(nil),        // 8: writ.record.v1.Record
-	(*TermStart)(nil),     // 9: writ.record.v1.TermStart
-	(*Checkpoint)(nil),    // 10: writ.record.v1.Checkpoint
-	(*Mutation)(nil),      // 11: writ.record.v1.Mutation
-	(*Commit)(nil),        // 12: writ.record.v1.Commit
-	(*Key)(nil),           // 13: writ.record.v1.Key
-	(*Outcome)(nil),       // 14: writ.record.v1.Outcome
-	(*AppliedMark)(nil),   // 15: writ.record.v1.AppliedMark
-	(*LaneUpdate)(nil),    // 16: writ.record.v1.LaneUpdate
-	(*Attempt)(nil),       // 17: writ.record.v1.Attempt
-	(*Park)(nil),          // 18: writ.record.v1.Park
-	(*Pause)(nil),         // 19: writ.record.v1.Pause
-	(*Expire)(nil),        // 20: writ.record.v1.Expire
-	(*EntityRecord)(nil),  // 21: writ.record.v1.EntityRecord
-	(*KeyRecord)(nil),     // 22: writ.record.v1.KeyRecord
-	(*Applied)(nil),       // 23: writ.record.v1.Applied
-	(*Lane)(nil),          // 24: writ.record.v1.Lane
-	(*ShardMeta)(nil),     // 25: writ.record.v1.ShardMeta
-	(*Counters)(nil),      // 26: writ.record.v1.Counters
-	(*Generation)(nil),    // 27: writ.record.v1.Generation
+	(Timer_CatchUp)(0),    // 3: writ.record.v1.Timer.CatchUp
+	(*Ref)(nil),           // 4: writ.record.v1.Ref
+	(*Payload)(nil),       // 5: writ.record.v1.Payload
+	(*EventId)(nil),       // 6: writ.record.v1.EventId
+	(*Row)(nil),           // 7: writ.record.v1.Row
+	(*Entry)(nil),         // 8: writ.record.v1.Entry
+	(*Record)(nil),        // 9: writ.record.v1.Record
+	(*TermStart)(nil),     // 10: writ.record.v1.TermStart
+	(*Checkpoint)(nil),    // 11: writ.record.v1.Checkpoint
+	(*Mutation)(nil),      // 12: writ.record.v1.Mutation
+	(*Commit)(nil),        // 13: writ.record.v1.Commit
+	(*Key)(nil),           // 14: writ.record.v1.Key
+	(*Outcome)(nil),       // 15: writ.record.v1.Outcome
+	(*AppliedMark)(nil),   // 16: writ.record.v1.AppliedMark
+	(*LaneUpdate)(nil),    // 17: writ.record.v1.LaneUpdate
+	(*Attempt)(nil),       // 18: writ.record.v1.Attempt
+	(*Park)(nil),          // 19: writ.record.v1.Park
+	(*Pause)(nil),         // 20: writ.record.v1.Pause
+	(*Expire)(nil),        // 21: writ.record.v1.Expire
+	(*EntityRecord)(nil),  // 22: writ.record.v1.EntityRecord
+	(*KeyRecord)(nil),     // 23: writ.record.v1.KeyRecord
+	(*Applied)(nil),       // 24: writ.record.v1.Applied
+	(*Lane)(nil),          // 25: writ.record.v1.Lane
+	(*Timer)(nil),         // 26: writ.record.v1.Timer
+	(*ShardMeta)(nil),     // 27: writ.record.v1.ShardMeta
+	(*Counters)(nil),      // 28: writ.record.v1.Counters
+	(*Generation)(nil),    // 29: writ.record.v1.Generation
 }
 var file_writ_record_v1_record_proto_depIdxs = []int32{
-	3,  // 0: writ.record.v1.EventId.source:type_name -> writ.record.v1.Ref
-	3,  // 1: writ.record.v1.Row.source:type_name -> writ.record.v1.Ref
-	3,  // 2: writ.record.v1.Row.destination:type_name -> writ.record.v1.Ref
-	4,  // 3: writ.record.v1.Row.event:type_name -> writ.record.v1.Payload
-	5,  // 4: writ.record.v1.Row.parent:type_name -> writ.record.v1.EventId
-	8,  // 5: writ.record.v1.Entry.records:type_name -> writ.record.v1.Record
-	9,  // 6: writ.record.v1.Record.term_start:type_name -> writ.record.v1.TermStart
-	12, // 7: writ.record.v1.Record.commit:type_name -> writ.record.v1.Commit
-	16, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
-	20, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
-	10, // 10: writ.record.v1.Record.checkpoint:type_name -> writ.record.v1.Checkpoint
+	4,  // 0: writ.record.v1.EventId.source:type_name -> writ.record.v1.Ref
+	4,  // 1: writ.record.v1.Row.source:type_name -> writ.record.v1.Ref
+	4,  // 2: writ.record.v1.Row.destination:type_name -> writ.record.v1.Ref
+	5,  // 3: writ.record.v1.Row.event:type_name -> writ.record.v1.Payload
+	6,  // 4: writ.record.v1.Row.parent:type_name -> writ.record.v1.EventId
+	9,  // 5: writ.record.v1.Entry.records:type_name -> writ.record.v1.Record
+	10, // 6: writ.record.v1.Record.term_start:type_name -> writ.record.v1.TermStart
+	13, // 7: writ.record.v1.Record.commit:type_name -> writ.record.v1.Commit
+	17, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
+	21, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
+	11, // 10: writ.record.v1.Record.checkpoint:type_name -> writ.record.v1.Checkpoint
 	0,  // 11: writ.record.v1.Mutation.bucket:type_name -> writ.record.v1.Bucket
-	3,  // 12: writ.record.v1.Mutation.entity:type_name -> writ.record.v1.Ref
-	4,  // 13: writ.record.v1.Mutation.value:type_name -> writ.record.v1.Payload
-	3,  // 14: writ.record.v1.Commit.entity:type_name -> writ.record.v1.Ref
-	11, // 15: writ.record.v1.Commit.mutations:type_name -> writ.record.v1.Mutation
-	13, // 16: writ.record.v1.Commit.key:type_name -> writ.record.v1.Key
-	14, // 17: writ.record.v1.Commit.outcome:type_name -> writ.record.v1.Outcome
-	6,  // 18: writ.record.v1.Commit.rows:type_name -> writ.record.v1.Row
-	15, // 19: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
+	4,  // 12: writ.record.v1.Mutation.entity:type_name -> writ.record.v1.Ref
+	5,  // 13: writ.record.v1.Mutation.value:type_name -> writ.record.v1.Payload
+	4,  // 14: writ.record.v1.Commit.entity:type_name -> writ.record.v1.Ref
+	12, // 15: writ.record.v1.Commit.mutations:type_name -> writ.record.v1.Mutation
+	14, // 16: writ.record.v1.Commit.key:type_name -> writ.record.v1.Key
+	15, // 17: writ.record.v1.Commit.outcome:type_name -> writ.record.v1.Outcome
+	7,  // 18: writ.record.v1.Commit.rows:type_name -> writ.record.v1.Row
+	16, // 19: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
 	1,  // 20: writ.record.v1.Outcome.decision:type_name -> writ.record.v1.Outcome.Decision
-	4,  // 21: writ.record.v1.Outcome.reply:type_name -> writ.record.v1.Payload
-	3,  // 22: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
-	3,  // 23: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
-	3,  // 24: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
-	17, // 25: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
-	18, // 26: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
-	19, // 27: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
-	4,  // 28: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
-	13, // 29: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
-	14, // 30: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
+	5,  // 21: writ.record.v1.Outcome.reply:type_name -> writ.record.v1.Payload
+	4,  // 22: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
+	4,  // 23: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
+	4,  // 24: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
+	18, // 25: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
+	19, // 26: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
+	20, // 27: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
+	5,  // 28: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
+	14, // 29: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
+	15, // 30: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
 	2,  // 31: writ.record.v1.Lane.status:type_name -> writ.record.v1.Lane.Status
-	26, // 32: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
-	33, // [33:33] is the sub-list for method output_type
-	33, // [33:33] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	5,  // 32: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
+	4,  // 33: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
+	3,  // 34: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
+	6,  // 35: writ.record.v1.Timer.parent:type_name -> writ.record.v1.EventId
+	28, // 36: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_writ_record_v1_record_proto_init() }
@@ -2552,8 +2779,8 @@ func file_writ_record_v1_record_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_record_v1_record_proto_rawDesc), len(file_writ_record_v1_record_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   25,
+			NumEnums:      4,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

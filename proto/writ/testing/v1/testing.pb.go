@@ -236,12 +236,12 @@ func (x *Sum) GetOrders() uint64 {
 // Act is a command that does what it says, for tests of outcomes.
 type Act struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "ok", "reject", "panic", "error", "wait", "grow", "emit".
+	// "ok", "reject", "panic", "error", "wait", "emit", "flood".
 	What string `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`
 	// For reject: a canonical status code, a reason and a text.
 	Code   uint32 `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// For reject and grow: length of the text, bytes.
+	// For reject and emit: length of the text, bytes; for flood: number of events.
 	Bytes uint32 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// For emit: where to.
 	ToKind        string `protobuf:"bytes,5,opt,name=to_kind,json=toKind,proto3" json:"to_kind,omitempty"`
