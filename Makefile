@@ -114,6 +114,10 @@ chaos: build ## Chaos smoke: processes, faults and an audit, a few minutes
 chaos-long: build ## All chaos tests with their full numbers, for hours
 	WRIT_NODE='$(CURDIR)/dist/node' CHAOS_LONG=1 go test -v -count=1 -timeout=3h ./test/chaos/...
 
+.PHONY: mutants
+mutants: ## Switch off one safeguard at a time: a test must notice
+	go test -tags mutants -count=1 -v ./test/mutants | grep -vE '^=== '
+
 .PHONY: model
 model: ## Check the model of the protocol, docs/model, where spin is installed
 	@if command -v spin >/dev/null; then docs/model/check; else echo 'SKIP model: spin is not installed'; fi
@@ -130,7 +134,7 @@ bench-compare: ## Go benchmarks against REF=, fails if allocations grow by more 
 	@scripts/bench-compare '$(REF)' '$(BENCH)' '$(COUNT)' '$(GROWTH)'
 
 .PHONY: ci
-ci: tools check-generate lint build test race fuzz model chaos compose-smoke ## Everything that must pass; what .ci/run calls
+ci: tools check-generate lint build test race fuzz model mutants chaos compose-smoke ## Everything that must pass; what .ci/run calls
 
 ## Running it.
 
