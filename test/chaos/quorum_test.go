@@ -89,6 +89,7 @@ func TestProcessQuorumLost(t *testing.T) {
 // Each node in turn loses its disk under load and is filled again by the others
 // under a new replica generation (C010).
 func TestProcessRefill(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(seed(t), 15))
 	r := start(t, ProcessConfig{})
 	ctx := within(t, 5*time.Minute)

@@ -52,6 +52,7 @@ func (r *rig) contents(ctx context.Context) map[uint32]content {
 // All nodes are killed again and again at random moments of their start, after
 // all keys have expired: the content stays the same to the bit (C001).
 func TestProcessRestartChangesNothing(t *testing.T) {
+	t.Parallel()
 	random := mrand.New(mrand.NewPCG(seed(t), 2))
 	r := start(t, ProcessConfig{Args: []string{"--window", "2s", "--retry-horizon", "2s"}})
 	ctx := within(t, 5*time.Minute)

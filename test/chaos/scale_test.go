@@ -67,6 +67,7 @@ func (r *rig) awaitSettled(ctx context.Context, nodes []string) {
 // From three nodes to five and back to three under load; then one of the three
 // dies and nobody notices (C040, C059).
 func TestProcessScale(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(seed(t), 12))
 	r := start(t, ProcessConfig{})
 	ctx := within(t, 8*time.Minute)
