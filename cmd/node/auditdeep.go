@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	nodev1 "writ/proto/writ/node/v1"
@@ -25,10 +26,7 @@ func (b backgroundAudit) String() string {
 		when = "recounted " + b.RecountedAt.UTC().Format(time.RFC3339)
 	}
 	text := fmt.Sprintf("shard %d, auditor on %s: %s, effects %d, keys %d, ends of lanes compared %d", b.Shard, b.Node, when, b.Effects, b.Keys, b.LanesChecked)
-	for _, f := range b.Findings {
-		text += "\n- " + f
-	}
-	return text
+	return strings.Join(append([]string{text}, b.Findings...), "\n- ")
 }
 
 // addBackground adds what the auditors of all shards' leaders have found. A finding

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -31,7 +32,7 @@ func TestDiskGuardStopsAdmissionBeforeTheDiskIsFull(t *testing.T) {
 	if entity.ReasonOf(g.admit()) != entity.Overloaded || handedOver != 1 {
 		t.Errorf("on a low disk: %v, handed over %d times; want OVERLOADED, once", g.admit(), handedOver)
 	}
-	if _, err := os.Stat(g.ballast()); !os.IsNotExist(err) && err != fs.ErrNotExist {
+	if _, err := os.Stat(g.ballast()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("ballast is still there: %v", err)
 	}
 

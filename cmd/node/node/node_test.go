@@ -120,7 +120,7 @@ func TestBadStartIsRefusedByName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer busy.Close()
+	defer func() { _ = busy.Close() }()
 	good := func() node.Config {
 		return node.Config{
 			ID: "n1", Dir: filepath.Join(t.TempDir(), "n1"), GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0",
