@@ -30,7 +30,7 @@ type activation struct {
 	committed snapshot
 	queue     queue
 	keys      map[keyID]*proposal    // commands in flight under a key
-	sources   map[entity.Ref]*source // lanes that events arrive on
+	sources   map[entity.Ref]*source // lanes of events in flight
 	waits     []*versionWait         // reads that wait for a version
 	out       outbox
 
@@ -70,14 +70,7 @@ func newActivation(rt *Runtime, s *shard, lease Lease, e *entry) *activation {
 		rt: rt, shard: s, lease: lease, entry: e, ref: e.ref,
 		def:      rt.cfg.Registry.Kind(e.ref.Kind),
 		announce: e.starting,
-		keys:     map[keyID]*proposal{},
-		sources:  map[entity.Ref]*source{},
 	}
-}
-
-func (a *activation) props() *actor.Props {
-	return actor.PropsFromProducer(func() actor.Actor { return a },
-		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithDispatcher(a.rt.actors), actor.WithSupervisor(stopAlways()))
 }
 
 // Receive takes one message. What goes wrong in this package's own code breaks

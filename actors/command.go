@@ -263,7 +263,7 @@ func (a *activation) decide(c *call, s *submit) {
 	}
 	p.then = []func(error){func(err error) { a.finish(c, s, key, result, err) }}
 	if commit.Key != nil {
-		a.keys[s.id] = p
+		a.keep(s.id, p)
 	}
 	a.advance(p)
 }
@@ -304,6 +304,14 @@ func (a *activation) undecided(c *call, err error) {
 		}
 		c.refuse(err)
 	})
+}
+
+// keep puts a key in flight.
+func (a *activation) keep(id keyID, p *proposal) {
+	if a.keys == nil {
+		a.keys = map[keyID]*proposal{}
+	}
+	a.keys[id] = p
 }
 
 // committedKey takes a key out of flight: from here on the store knows it, or

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/fault"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -74,10 +75,8 @@ type source struct {
 	inFlight int
 }
 
-// sourcesMost bounds the lanes that an activation keeps in mind while nothing of
-// them is in flight. The store has them all.
-const sourcesMost = 256
-
+// source finds a lane. It is kept in mind only while rows of it are in flight: an
+// entity may hear from very many, and the store has them all.
 func (a *activation) source(ref entity.Ref) (*source, error) {
 	if s := a.sources[ref]; s != nil {
 		return s, nil
@@ -86,9 +85,7 @@ func (a *activation) source(ref entity.Ref) (*source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &source{epoch: stored.GetEpoch(), current: stored.GetLaneSequence(), applied: stored.GetLaneSequence()}
-	a.sources[ref] = s
-	return s, nil
+	return &source{epoch: stored.GetEpoch(), current: stored.GetLaneSequence(), applied: stored.GetLaneSequence()}, nil
 }
 
 // place is where a row stands in its lane.
@@ -155,6 +152,7 @@ func (a *activation) confirm(c *call, d *delivery, answer *nodev1.DeliverRespons
 		var s *source
 		if s, err = a.source(d.source); err == nil {
 			answer.Applied = s.applied
+			_ = fault.Point(fault.ConsumerAfterCommit)
 			c.answer(answer, nil)
 			return
 		}
@@ -187,7 +185,7 @@ func (a *activation) gap(c *call, d *delivery) {
 func (a *activation) refuseRow(c *call, d *delivery, sequence uint64, refusal *nodev1.Refusal) {
 	a.barrier(func(err error) {
 		answer := &nodev1.DeliverResponse{Refusal: refusal}
-		if s := a.sources[d.source]; s != nil && s.applied >= sequence {
+		if s, unread := a.source(d.source); unread == nil && s.applied >= sequence {
 			answer.Refusal = nil // another try of the same row was taken meanwhile
 		}
 		a.confirm(c, d, answer, ownless(err))
@@ -211,6 +209,15 @@ func (a *activation) apply(s *source, row *recordv1.Row) (*nodev1.Refusal, error
 	commit.Applied = []*recordv1.AppliedMark{{Source: row.GetSource(), Epoch: row.GetEpoch(), LaneSequence: row.GetLaneSequence()}}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
 		return a.rowRefusal(tooLarge("record", size, a.rt.cfg.Limits.Record)), nil
+	}
+	if s.inFlight == 0 {
+		if a.sources == nil {
+			a.sources = map[entity.Ref]*source{}
+		}
+		a.sources[fromRef(row.GetSource())] = s
+	}
+	if err := fault.Point(fault.ConsumerBeforeCommit); err != nil {
+		return nil, entity.Errorf(entity.NotExecuted, "%v", err)
 	}
 	s.epoch, s.current = row.GetEpoch(), row.GetLaneSequence()
 	s.inFlight++
@@ -284,7 +291,7 @@ func (a *activation) committedMarks(commit *recordv1.Commit) {
 		s := a.sources[ref]
 		s.applied = mark.GetLaneSequence()
 		s.inFlight--
-		if s.inFlight == 0 && len(a.sources) > sourcesMost {
+		if s.inFlight == 0 {
 			delete(a.sources, ref)
 		}
 		a.rt.cfg.Metrics.Add(Applied, "", 1)

@@ -31,6 +31,9 @@ type gate struct {
 	takeover takeover
 	expiring bool // an Expire record is in flight
 	closing  bool
+	// entities are the props of all activations: spawning takes the next one.
+	entities *actor.Props
+	next     *activation
 }
 
 // entry is the gate's side of one activation.
@@ -68,7 +71,7 @@ const (
 )
 
 func newGate(rt *Runtime, s *shard) *gate {
-	return &gate{
+	g := &gate{
 		rt:       rt,
 		shard:    s,
 		entries:  map[entity.Ref]*entry{},
@@ -76,11 +79,14 @@ func newGate(rt *Runtime, s *shard) *gate {
 		used:     list.New(),
 		now:      time.Now(),
 	}
+	g.entities = rt.props(func() actor.Actor { return g.next })
+	return g
 }
 
-func (g *gate) props() *actor.Props {
-	return actor.PropsFromProducer(func() actor.Actor { return g },
-		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithDispatcher(g.rt.actors), actor.WithSupervisor(stopAlways()))
+// props are how all actors of this package run.
+func (r *Runtime) props(producer actor.Producer) *actor.Props {
+	return actor.PropsFromProducer(producer,
+		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithDispatcher(r.actors), actor.WithSupervisor(stopAlways()))
 }
 
 // stopAlways is the supervision of every child: what failed is stopped and
@@ -245,8 +251,9 @@ func (g *gate) take(c actor.Context, call *call) {
 // activate starts the activation of an entity.
 func (g *gate) activate(c actor.Context, ref entity.Ref, starting bool) (*entry, error) {
 	e := &entry{ref: ref, starting: starting}
-	a := newActivation(g.rt, g.shard, g.lease, e)
-	pid, err := c.SpawnNamed(a.props(), g.rt.name("entity"))
+	g.next = newActivation(g.rt, g.shard, g.lease, e)
+	pid, err := c.SpawnNamed(g.entities, g.rt.name("e"))
+	g.next = nil
 	if err != nil {
 		return nil, fmt.Errorf("spawn: %w", err)
 	}

@@ -135,7 +135,7 @@ func (a *activation) wakeRelay(c actor.Context) {
 		}
 	}
 	r := newRelay(a.rt, a.shard, a.lease, a.ref, a.self, lanes)
-	pid, err := c.SpawnNamed(r.props(), a.rt.name("relay"))
+	pid, err := c.SpawnNamed(a.rt.props(func() actor.Actor { return r }), a.rt.name("relay"))
 	if err != nil {
 		a.rt.log.Error("cannot start a relay", a.attr(), errAttr(err))
 		return // the next message tries again

@@ -97,7 +97,7 @@ func (a *activation) cancel(c *call, o *outcome) {
 	commit.Outcome = &recordv1.Outcome{Decision: recordv1.Outcome_CANCELLED, Version: commit.GetBaseVersion() + 1}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}
 	p.then = []func(error){func(err error) { a.answerOutcome(c, p, err) }}
-	a.keys[o.id] = p
+	a.keep(o.id, p)
 	a.advance(p)
 }
 

@@ -96,9 +96,12 @@ func (a *activation) settle(p *proposal) {
 	for {
 		p := a.queue.pop()
 		if p == nil {
-			return
+			break
 		}
 		a.conclude(p)
+	}
+	if a.queue.empty() { // idle entities are many: keep nothing that is empty
+		a.keys, a.sources = nil, nil
 	}
 }
 
@@ -165,5 +168,5 @@ func (a *activation) abandon() {
 		}
 	}
 	a.queue = queue{}
-	clear(a.keys)
+	a.keys = nil
 }

@@ -86,11 +86,6 @@ func (r *relay) set(l *lane, state laneState) {
 	l.state = state
 }
 
-func (r *relay) props() *actor.Props {
-	return actor.PropsFromProducer(func() actor.Actor { return r },
-		actor.WithMailbox(actor.UnboundedLockfree()), actor.WithDispatcher(r.rt.actors), actor.WithSupervisor(stopAlways()))
-}
-
 // Receive takes one message. If this package's own code fails, the relay ends and
 // the activation starts another from what it knows.
 func (r *relay) Receive(c actor.Context) {

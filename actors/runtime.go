@@ -79,7 +79,7 @@ func (r *Runtime) Open(number uint32, store Store) error {
 	}
 	s := &shard{number: number, store: store, ended: make(chan struct{})}
 	g := newGate(r, s)
-	pid, err := r.system.Root.SpawnNamed(g.props(), r.name("gate-"+strconv.FormatUint(uint64(number), 10)))
+	pid, err := r.system.Root.SpawnNamed(r.props(func() actor.Actor { return g }), r.name("gate-"+strconv.FormatUint(uint64(number), 10)))
 	if err != nil {
 		return fmt.Errorf("start gate of shard %d: %w", number, err)
 	}
