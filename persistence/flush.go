@@ -9,6 +9,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/fault"
 	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -64,6 +65,9 @@ func (s *Store) flush() {
 	}
 	ended := s.cfg.Flushing()
 	err := guard(s.cfg.Path, func() error { return b.write(db) })
+	if err == nil {
+		err = fault.Point(fault.AfterFlush)
+	}
 	ended()
 	s.mu.Lock()
 	report := false
@@ -210,6 +214,11 @@ func dropGenerations(tx *bolt.Tx, through uint64) error {
 	c := idem.Cursor()
 	for key, _ := c.First(); key != nil && bytes.Compare(key, limit) <= 0; key, _ = c.Next() {
 		names = append(names, bytes.Clone(key))
+	}
+	if len(names) > 0 {
+		if err := fault.Point(fault.Expiry); err != nil {
+			return err
+		}
 	}
 	for _, name := range names {
 		if err := idem.DeleteBucket(name); err != nil {

@@ -9,6 +9,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/fault"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -33,6 +34,9 @@ func (s *Store) CopyFile(dir string) (path string, meta *recordv1.ShardMeta, err
 		_, err = tx.WriteTo(f)
 		return err
 	})
+	if err == nil {
+		err = fault.Point(fault.Snapshot)
+	}
 	if err == nil {
 		err = f.Sync()
 	}
@@ -101,6 +105,9 @@ func (s *Store) replaceFile(path string) error {
 	if err = guard(path, func() error { return stamp(db, c.head, s.cfg.Generation) }); err != nil {
 		return errors.Join(err, guard(path, db.Close))
 	}
+	if err := fault.Point(fault.Restore); err != nil {
+		return errors.Join(err, guard(path, db.Close))
+	}
 	old, err := s.swap(path, db, c)
 	if err != nil {
 		return err
@@ -125,6 +132,7 @@ func (s *Store) swap(path string, db *bolt.DB, c *content) (old *bolt.DB, err er
 	old = s.db
 	s.adopt(db, c)
 	s.tell()
+	_ = fault.Point(fault.Restored)
 	if err := syncDir(filepath.Dir(s.cfg.Path)); err != nil {
 		s.fail(err)
 		return nil, errors.Join(s.state.failure, guard(path, old.Close))

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/fault"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -192,6 +193,10 @@ func (b *batcher) propose() {
 			case b.lease.ctx.Err() != nil:
 				next.err = b.ended()
 			case next.live():
+				if err := fault.Point(fault.BeforePropose); err != nil {
+					next.err = entity.Errorf(entity.NotExecuted, "not proposed: %v", err)
+					break
+				}
 				next.future = b.submit(b.encode(next))
 			}
 			b.proposed <- next
@@ -249,6 +254,7 @@ func (b *batcher) encode(next *batch) []byte {
 func (b *batcher) settle() {
 	for next := range b.proposed {
 		results := b.wait(next)
+		_ = fault.Point(fault.AfterCommit)
 		<-b.slots
 		b.deliver(next, results)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/raft"
 
+	"writ/internal/fault"
 	"writ/internal/mutant"
 )
 
@@ -172,6 +173,9 @@ func (l *groupLog) StoreLogs(entries []*raft.Log) error {
 	l.node.commit(b)
 	l.appending.Store(0)
 	l.appended(entries, total)
+	if l.key.shard != metaShard && entries[0].Type == raft.LogCommand {
+		_ = fault.Point(fault.AfterAppend)
+	}
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"writ/actors/entity"
+	"writ/internal/fault"
 	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -217,6 +218,7 @@ func (l *leadership) lose(cause error) {
 		l.cancel()
 	}
 	if l.lease != nil {
+		_ = fault.Point(fault.LeaseLoss)
 		l.lease.end(cause)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"writ/internal/fault"
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -29,6 +30,11 @@ func (p *pass) lead(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (boo
 	step := nextGroupStep(v)
 	ctx, cancel := context.WithTimeout(p.ctx, changeTimeout)
 	defer cancel()
+	if step.kind != groupNothing {
+		if err := fault.Point(fault.Move); err != nil {
+			return false, fmt.Errorf("%s %s: %w", step.kind, step.server, err)
+		}
+	}
 	var err error
 	switch step.kind {
 	case groupNothing:

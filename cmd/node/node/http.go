@@ -10,6 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"writ/internal/fault"
 )
 
 // Readiness is the answer of /readyz: why each part is not ready yet.
@@ -39,6 +41,9 @@ func newHTTPServer(readiness func() Readiness, started func() bool, registry *pr
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	if faults := fault.Handler(); faults != nil { // a build for tests
+		mux.Handle("POST /debug/fault", faults)
+	}
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	return &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 }

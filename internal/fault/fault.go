@@ -1,0 +1,74 @@
+// Package fault names the boundaries at which a crash must do no harm, so that
+// tests can crash, stop or fail the program exactly there.
+//
+// [Point] does something only under the build tag "faults"; without it, it is a
+// constant nil that the compiler removes. With it, a point is armed by the
+// environment variable WRIT_FAULT (point=action, separated by commas) or, in a
+// running node, by POST /debug/fault?point=…&action=…&hit=n on the HTTP port.
+//
+// Actions: crash (SIGKILL to itself), stop (SIGSTOP to itself), error (the
+// operation fails), drop (the same; a message is lost), delay (100 ms). hit=n
+// lets n-1 hits pass; an armed point acts once, delay and drop until disarmed by
+// the action none.
+package fault
+
+import "errors"
+
+// Name names a point.
+type Name string
+
+// The points, in the order of a command's and an event's journey.
+const (
+	// BeforePropose: the records of an entry are decided, nothing is logged.
+	BeforePropose Name = "before-propose"
+	// AfterAppend: an entry is synced in this node's log, and not committed yet.
+	AfterAppend Name = "after-append"
+	// AfterCommit: an entry is committed and applied, nobody was answered.
+	AfterCommit Name = "after-commit"
+	// AfterFlush: the shard file has taken in what was applied.
+	AfterFlush Name = "after-flush"
+	// BeforeSend: a relay has read rows and not sent them.
+	BeforeSend Name = "before-send"
+	// AfterSend: the destination has answered, the rows are not marked.
+	AfterSend Name = "after-send"
+	// ConsumerBeforeCommit: the handler of an event has run.
+	ConsumerBeforeCommit Name = "consumer-before-commit"
+	// ConsumerAfterCommit: an event is applied and not confirmed to its source.
+	ConsumerAfterCommit Name = "consumer-after-commit"
+	// Snapshot: a shard file is copied, not synced.
+	Snapshot Name = "snapshot"
+	// Restore: a received file is stamped and about to take the shard file's place.
+	Restore Name = "restore"
+	// Restored: it has taken the place, and the folder is not synced.
+	Restored Name = "restored"
+	// Expiry: forgotten keys are being dropped from the shard file.
+	Expiry Name = "expiry"
+	// Move: a step of a group's membership or leadership is about to be made.
+	Move Name = "move"
+	// LeaseLoss: leadership is lost, the lease has not ended yet.
+	LeaseLoss Name = "lease-loss"
+)
+
+// All are all points.
+func All() []Name {
+	return []Name{
+		BeforePropose, AfterAppend, AfterCommit, AfterFlush, BeforeSend, AfterSend, ConsumerBeforeCommit,
+		ConsumerAfterCommit, Snapshot, Restore, Restored, Expiry, Move, LeaseLoss,
+	}
+}
+
+// Action is what an armed point does.
+type Action string
+
+// The actions.
+const (
+	None  Action = "none"
+	Crash Action = "crash"
+	Stop  Action = "stop"
+	Error Action = "error"
+	Drop  Action = "drop"
+	Delay Action = "delay"
+)
+
+// ErrInjected is the failure of a point that is armed with error or drop.
+var ErrInjected = errors.New("injected fault")
