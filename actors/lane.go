@@ -8,6 +8,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"writ/actors/entity"
+	"writ/internal/fault"
 	"writ/internal/mutant"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
@@ -175,7 +176,14 @@ func (r *relay) work(to entity.Ref) func(*job) {
 		rows = oneEpoch(rows)
 		first, last := j.from, rows[len(rows)-1].GetLaneSequence()
 		rt.send(self, &taken{job: j, last: last, epoch: rows[0].GetEpoch()})
+		if err := fault.Point(fault.BeforeSend); err != nil {
+			rt.send(self, &sent{job: j, first: first, last: last, err: err})
+			return
+		}
 		answer, err := deliver(&nodev1.DeliverRequest{Rows: rows})
+		if lost := fault.Point(fault.AfterSend); lost != nil {
+			answer, err = nil, lost
+		}
 		if err == nil && answer == nil {
 			err = errors.New("no answer")
 		}
@@ -306,7 +314,8 @@ func (r *relay) refused(l *lane, sequence uint64, refusal *nodev1.Refusal) {
 	switch refusal.GetKind() {
 	case nodev1.Refusal_UNKNOWN_KIND, nodev1.Refusal_HOP_LIMIT:
 		d.park = true
-	case nodev1.Refusal_REJECTED, nodev1.Refusal_PANICKED, nodev1.Refusal_TOO_LARGE, nodev1.Refusal_KIND_UNSPECIFIED:
+	case nodev1.Refusal_REJECTED, nodev1.Refusal_PANICKED, nodev1.Refusal_TOO_LARGE, nodev1.Refusal_CRASHED,
+		nodev1.Refusal_KIND_UNSPECIFIED:
 	}
 	r.decide(l, d)
 }

@@ -23,7 +23,8 @@ type commands struct {
 	Audit   auditCommand   `cmd:"" help:"Recount keys, effects and events in all stores; exit 1 unless they agree."`
 	Bench   benchCommand   `cmd:"" help:"Measure answers and deliveries; the figures count only if the audit passes."`
 	Cluster clusterCommand `cmd:"" help:"Show and change nodes and shards."`
-	Lanes   lanesCommand   `cmd:"" help:"List lanes whose rows wait."`
+	Lanes   lanesCommand   `cmd:"" help:"List, show, replay, skip, pause and resume lanes of events."`
+	Outbox  outboxCommand  `cmd:"" help:"List events that are not confirmed yet."`
 
 	Contract contractCommand `cmd:"" help:"Show what the cluster promises and whether it holds, or change its values."`
 	Explain  explainCommand  `cmd:"" help:"Tell in words what became of a key, an event or an entity, and what it waits for."`

@@ -10,6 +10,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/persistence"
 	"writ/persistence/replica"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
@@ -224,7 +225,8 @@ func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStream
 	}
 	var failed error
 	err = p.host.Replica(req.GetShard()).Store().ScanLanes(func(source, destination entity.Ref, lane *recordv1.Lane, pending uint64) bool {
-		if pending == 0 || (req.GetParkedOnly() && lane.GetStatus() == recordv1.Lane_ACTIVE) {
+		if pending == 0 && lane.GetStatus() == recordv1.Lane_ACTIVE || (req.GetParkedOnly() && lane.GetStatus() == recordv1.Lane_ACTIVE) ||
+			!picks(req.GetFilter(), persistence.Pair{Source: source, Destination: destination}, lane) {
 			return true
 		}
 		failed = stream.Send(&nodev1.LaneInfo{Source: protoRef(source), Destination: protoRef(destination), Lane: lane})
