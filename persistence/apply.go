@@ -165,6 +165,9 @@ func (s *Store) commit(c *commit) {
 func (s *Store) mutate(m *mutation) {
 	key := string(appendPart(append(s.apply.key[:0], s.apply.plan.name...), m.subkey))
 	old := s.apply.view.get(m.bucket, key)
+	if m.bucket == timersBucket {
+		s.indexTimer(key, old.value, m.value)
+	}
 	if m.delete {
 		s.delete(m.bucket, key, old)
 		return

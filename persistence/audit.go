@@ -249,10 +249,6 @@ func (a *auditor) parked() error {
 	})
 }
 
-func (a *auditor) timers() error {
-	return a.every(timersBucket, "", func(string, []byte) error { return nil })
-}
-
 // conclude compares the recount with the head.
 func (a *auditor) conclude() {
 	n := a.meta.Counters

@@ -240,7 +240,7 @@ func (s *Store) checkMutations(c *commit) error {
 			return refuse("mutation", "mutation %d is for %v", i, m.entity.ref())
 		case m.delete == m.present:
 			return refuse("mutation", "mutation %d neither deletes nor sets a value, or both", i)
-		case len(s.apply.plan.name)+len(m.subkey)+numberSize > maxKeySize:
+		case len(s.apply.plan.name)+len(m.subkey)+3*numberSize > maxKeySize:
 			return refuse("size", "the sub-key of mutation %d is too long", i)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 // The tenant comes first.
 //
 //	state, timers   tenant kind id subkey
+//	timers          also 0, time, the timer's key: the index of times (timers.go)
 //	idem            generation, then tenant kind id type key
 //	lanes, parked   tenant kind id of the source, of the destination
 //	outbox          the lane's key, then the lane sequence
