@@ -114,18 +114,52 @@ func (s *Store) HoldFlush() (release func()) {
 // RewriteHead changes the head of a file that is not open.
 func RewriteHead(tb testing.TB, path string, change func(*recordv1.ShardMeta)) {
 	tb.Helper()
-	db, err := bolt.Open(path, fileMode, &bolt.Options{NoFreelistSync: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := db.Update(func(tx *bolt.Tx) error {
+	rewrite(tb, path, func(tx *bolt.Tx) error {
 		head, err := readHead(tx)
 		if err != nil {
 			return err
 		}
 		change(head)
 		return putHead(tx, head)
-	}); err != nil {
+	})
+}
+
+// RewriteGenerations changes the heads of all key generations of a file that is
+// not open.
+func RewriteGenerations(tb testing.TB, path string, change func(*recordv1.Generation)) {
+	tb.Helper()
+	rewrite(tb, path, func(tx *bolt.Tx) error {
+		meta := tx.Bucket([]byte(bucketNames[metaBucket]))
+		values := map[string][]byte{}
+		c := meta.Cursor()
+		for key, value := c.Seek([]byte(generationPrefix)); strings.HasPrefix(string(key), generationPrefix); key, value = c.Next() {
+			head := &recordv1.Generation{}
+			if err := proto.Unmarshal(value, head); err != nil {
+				return err
+			}
+			change(head)
+			changed, err := proto.Marshal(head)
+			if err != nil {
+				return err
+			}
+			values[string(key)] = changed
+		}
+		for key, value := range values {
+			if err := meta.Put([]byte(key), value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func rewrite(tb testing.TB, path string, change func(*bolt.Tx) error) {
+	tb.Helper()
+	db, err := bolt.Open(path, fileMode, &bolt.Options{NoFreelistSync: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := db.Update(change); err != nil {
 		tb.Fatal(err)
 	}
 	if err := db.Close(); err != nil {

@@ -158,6 +158,18 @@ func TestApplyGoesOnDuringAFlush(t *testing.T) {
 	}
 }
 
+// A configuration reaches the file without an entry behind it.
+func TestAConfigurationAloneIsFlushed(t *testing.T) {
+	cfg := config(t)
+	s := create(t, cfg)
+	s.SetConfiguration(4, []byte("voters"))
+	flush(t, s)
+	s.Abandon()
+	if m := open(t, cfg).Meta(); m.ConfigurationIndex != 4 || string(m.Configuration) != "voters" {
+		t.Errorf("configuration %d %q", m.ConfigurationIndex, m.Configuration)
+	}
+}
+
 // Two stores that share a slot: while one holds it the other applies, and
 // flushes later.
 func TestFlushSlot(t *testing.T) {

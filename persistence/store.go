@@ -126,7 +126,6 @@ func (s *Store) adopt(db *bolt.DB, c *content) {
 	if s.active == nil || !mutant.Off(mutant.DropAtRestore) {
 		s.active, s.frozen = newLevel(), nil
 	}
-	s.state.change++
 	s.state.flushed = position{change: s.state.change, index: c.head.Index, term: c.head.Term}
 }
 
