@@ -134,3 +134,38 @@ func TestReplayAfterExpiry(t *testing.T) {
 		}
 	}
 }
+
+// TestExpiryIgnoresWallClocks covers that the wall clock of the leader that
+// accepted a command, stepped forward or back by an hour, changes nothing about
+// when its key is forgotten, and that what is forgotten is remembered by the
+// latest of those times: a command is refused too often rather than executed twice.
+func TestExpiryIgnoresWallClocks(t *testing.T) {
+	s := newShard(t, create(t, config(t)))
+	a := ref("a")
+	wall := int64(100 * time.Hour)
+	for i, step := range []int64{0, int64(time.Hour), -int64(time.Hour)} {
+		r, c := s.commit(a)
+		s.logTime = int64(i) + 1
+		s.key(c, fmt.Sprint("k", i))
+		c.Key.AcceptedAt = wall + step
+		s.must(r)
+	}
+	s.logTime = window // the keys end in the generation behind it
+	if n, ok := s.Expirable(window); ok {
+		t.Errorf("generation %d is expirable before the window has passed", n)
+	}
+	for i := range 3 {
+		if k, err := s.Key(a, "test.Do", fmt.Append(nil, "k", i)); k == nil || err != nil {
+			t.Errorf("key %d is gone: %v", i, err)
+		}
+	}
+	s.logTime = window + int64(width)
+	n, ok := s.Expirable(s.logTime)
+	if !ok {
+		t.Fatal("nothing is expirable behind the generation's end")
+	}
+	s.must(s.expire(n))
+	if got := s.ExpiredThrough(); got != wall+int64(time.Hour) {
+		t.Errorf("expired through %d, want the latest acceptance time %d", got, wall+int64(time.Hour))
+	}
+}
