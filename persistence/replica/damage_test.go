@@ -48,10 +48,10 @@ func TestDamageQuarantinesTheReplica(t *testing.T) {
 				t.Fatal(err)
 			}
 			for shard := range uint32(2) {
-				for i := range 20 {
+				for i := range 80 {
 					c.write(shard, fmt.Sprintf("e%d", i), 0, "x")
 				}
-				c.wantEverywhere(shard, "e19", "x")
+				c.wantEverywhere(shard, "e79", "x")
 				shorten(t, c.host("a").Replica(shard))
 			}
 			other := c.host("a").Replica(1).path()

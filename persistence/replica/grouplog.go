@@ -221,13 +221,13 @@ func (l *groupLog) DeleteRange(from, to uint64) error {
 	return nil
 }
 
-// trim cuts the beginning of the log so that about keep bytes stay, if the floor
-// allows.
+// trim cuts the beginning of the log so that about keep bytes stay, but no fewer
+// than trailingMin entries, and if the floor allows.
 func (l *groupLog) trim(keep int64) {
 	l.cuts.Lock()
 	defer l.cuts.Unlock()
 	l.mu.Lock()
-	index := l.sizes.before(keep)
+	index := min(l.sizes.before(keep), l.last-min(l.last, trailingMin))
 	l.mu.Unlock()
 	if index > 0 {
 		l.cutBefore(index + 1)

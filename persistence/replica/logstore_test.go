@@ -181,8 +181,8 @@ func TestLogTrimsByBytes(t *testing.T) {
 	floor.Store(1 << 30)
 	l := testGroup(t, openTestLog(t, t.TempDir()), 1, &floor)
 	l.limit = 8 << 20
-	big := make([]byte, 512<<10)
-	for i := uint64(1); i <= 40; i++ {
+	big := make([]byte, 32<<10)
+	for i := uint64(1); i <= 640; i++ {
 		store(t, l, []*raft.Log{{Index: i, Term: 1, Data: big}})
 	}
 	select {
@@ -196,7 +196,7 @@ func TestLogTrimsByBytes(t *testing.T) {
 		t.Errorf("trimmed from %d to %d bytes, want about 4 MiB", before, after)
 	}
 	first, last := l.bounds()
-	if last != 40 || first < 28 || first > 33 {
+	if last != 640 || first < 440 || first > 520 {
 		t.Errorf("log runs from %d to %d", first, last)
 	}
 }

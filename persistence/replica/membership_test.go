@@ -28,7 +28,7 @@ func shorten(t *testing.T, r *Replica) {
 	}
 }
 
-func fewTrailingLogs(c *Config) { c.Timing.TrailingLogs = 4 }
+func fewTrailingLogs(c *Config) { c.Timing.TrailingLogs = trailingMin }
 
 func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
 	c := newCluster(t, 3, fewTrailingLogs)
@@ -39,7 +39,7 @@ func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		c.open(name, shardConfig(0, 1, first))
 	}
-	for i := range 30 {
+	for i := range 100 {
 		c.write(0, fmt.Sprintf("e%d", i), 0, fmt.Sprint(i))
 	}
 	node, _ := c.lease(0, 0)
@@ -59,12 +59,12 @@ func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
 	if err := leader.AddLearner(ctx, third); err != nil {
 		t.Fatal(err)
 	}
-	c.wantEverywhere(0, "e29", "29")
+	c.wantEverywhere(0, "e99", "99")
 	if learner.log.number(stableInstalled) == 0 {
 		t.Error("the learner got the log, not the file")
 	}
-	c.write(0, "e30", 0, "30")
-	c.wantEverywhere(0, "e30", "30")
+	c.write(0, "e100", 0, "100")
+	c.wantEverywhere(0, "e100", "100")
 	if err := leader.AddLearner(ctx, third); err != nil {
 		t.Errorf("adding it again: %v", err)
 	}
@@ -90,8 +90,8 @@ func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
 	}
 	c.start("c")
 	c.open("c", shardConfig(0, 5, nil))
-	c.write(0, "e31", 0, "31")
-	c.wantEverywhere(0, "e31", "31")
+	c.write(0, "e101", 0, "101")
+	c.wantEverywhere(0, "e101", "101")
 	c.wantEqualHashes(0, "restarted")
 	if names := filesIn(t, filepath.Join(c.dirs["c"], tmpDir)); len(names) != 0 {
 		t.Errorf("temporary files are left: %v", names)
@@ -120,9 +120,12 @@ func TestCopiesOfTheFileAreSharedAndKeepTheLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 30 {
-		c.write(0, fmt.Sprintf("e%d", i), 0, "x")
+	more := func(name string) {
+		for i := range 100 {
+			c.write(0, fmt.Sprintf("%s%d", name, i), 0, "x")
+		}
 	}
+	more("first")
 	again, second, err := s.Open(fileID)
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +152,7 @@ func TestCopiesOfTheFileAreSharedAndKeepTheLog(t *testing.T) {
 	if later.Index <= meta.Index || len(filesIn(t, s.dir)) != 2 {
 		t.Errorf("an old copy was given out: index %d", later.Index)
 	}
-	c.write(0, "last", 0, "x")
+	more("second")
 	if got := shorten(); got > meta.Index {
 		t.Errorf("the log begins at %d, though the copy at %d is still read", got, meta.Index)
 	}
@@ -161,7 +164,7 @@ func TestCopiesOfTheFileAreSharedAndKeepTheLog(t *testing.T) {
 	if names := filesIn(t, s.dir); len(names) != 1 {
 		t.Errorf("copies left: %v", names)
 	}
-	c.write(0, "very last", 0, "x")
+	more("third")
 	if got := shorten(); got <= meta.Index || got > later.Index {
 		t.Errorf("the log begins at %d, want the index of the last copy, %d", got, later.Index)
 	}

@@ -147,7 +147,7 @@ func TestMetaMembersGrowAndShrink(t *testing.T) {
 		t.Fatal(err)
 	}
 	metas["a"] = first
-	for i := range 20 {
+	for i := range 80 {
 		put(t, metas, "n", fmt.Sprint(i))
 	}
 	if err := first.raft.Snapshot().Error(); err != nil {
@@ -167,7 +167,7 @@ func TestMetaMembersGrowAndShrink(t *testing.T) {
 		if err := add(ctx, c.server(name, 2)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the state on "+name, func() bool { return m.State().GetNodes()["n"].GetZone() == "19" })
+		eventually(t, "the state on "+name, func() bool { return m.State().GetNodes()["n"].GetZone() == "79" })
 		eventually(t, name+" to be ready", func() bool { ok, _ := m.Ready(); return ok })
 	}
 	voters, learners := first.Members()

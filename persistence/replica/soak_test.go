@@ -21,7 +21,7 @@ func TestRollingRestartsUnderLoad(t *testing.T) {
 	}
 	const shards = 2
 	c := newCluster(t, 3, func(config *Config) {
-		config.Timing.TrailingLogs, config.Timing.SnapshotThreshold = 5, 10
+		config.Timing.TrailingLogs, config.Timing.SnapshotThreshold = trailingMin, 10
 		config.Timing.SnapshotInterval = 50 * time.Millisecond
 		config.Store.FlushInterval = 50 * time.Millisecond
 	})
@@ -43,8 +43,6 @@ func TestRollingRestartsUnderLoad(t *testing.T) {
 		})
 	}
 	progress := func(shard uint32) uint64 {
-		_, l := c.lease(shard, 0)
-		_ = l
 		for _, name := range c.nodes {
 			if h := c.host(name); h != nil {
 				if rec, err := h.Replica(shard).Store().Entity(refOf("e")); err == nil {
@@ -61,7 +59,7 @@ func TestRollingRestartsUnderLoad(t *testing.T) {
 		}
 		for shard := range uint32(shards) {
 			was := progress(shard)
-			eventually(t, "writes without "+name, func() bool { return progress(shard) > was+20 })
+			eventually(t, "writes without "+name, func() bool { return progress(shard) > was+80 })
 		}
 		c.start(name)
 		for shard := range uint32(shards) {

@@ -48,6 +48,13 @@ type Timing struct {
 	LogBytes int64
 }
 
+// trailingMin is the smallest number of entries that a log keeps. Raft does not
+// forget its last log index when it installs a snapshot, and from then on refuses
+// every entry up to it. So a follower whose log has an uncommitted end must be
+// mended through the log; such an end is a handful of entries, since a leader has
+// no more than a few in flight.
+const trailingMin = 64
+
 // DefaultTiming gives a takeover within three seconds of a silent leader and no
 // needless elections on a busy two-core machine.
 func DefaultTiming() Timing {
@@ -102,7 +109,7 @@ func (t Timing) Validate() error {
 	need(t.Stagger <= t.Heartbeat, "stagger %v is above heartbeat %v", t.Stagger, t.Heartbeat)
 	need(t.Stall > t.Heartbeat, "stall %v is not above heartbeat %v", t.Stall, t.Heartbeat)
 	need(t.AppendEntries >= 1 && t.AppendEntries <= 1024, "append entries %d is not within 1 to 1024", t.AppendEntries)
-	need(t.TrailingLogs >= 1, "trailing logs is 0: every slow follower would need the whole file")
+	need(t.TrailingLogs >= trailingMin, "trailing logs %d are fewer than %d: a follower with an uncommitted end could not be brought back", t.TrailingLogs, trailingMin)
 	need(t.SnapshotThreshold >= 1, "snapshot threshold is 0")
 	need(t.LogBytes >= 1<<20, "log bytes %d is below 1 MiB", t.LogBytes)
 	return errors.Join(errs...)
