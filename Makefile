@@ -114,6 +114,14 @@ chaos: build ## Chaos smoke: processes, faults and an audit, a few minutes
 chaos-long: build ## All chaos tests with their full numbers, for hours
 	WRIT_NODE='$(CURDIR)/dist/node' CHAOS_LONG=1 go test -v -count=1 -timeout=3h ./test/chaos/...
 
+.PHONY: sim
+sim: ## Simulated clusters under virtual time, SEEDS=200, or SEED= for one of them
+	SIM_SEEDS=$(or $(SEEDS),200) SIM_SEED=$(SEED) go test -count=1 -timeout=30m ./test/sim
+
+.PHONY: faults
+faults: ## Kill processes at every named boundary, one after the other
+	go test -tags faults -count=1 -timeout=15m -v ./test/faults | grep -vE '^=== '
+
 .PHONY: mutants
 mutants: ## Switch off one safeguard at a time: a test must notice
 	go test -tags mutants -count=1 -v ./test/mutants | grep -vE '^=== '
@@ -134,7 +142,7 @@ bench-compare: ## Go benchmarks against REF=, fails if allocations grow by more 
 	@scripts/bench-compare '$(REF)' '$(BENCH)' '$(COUNT)' '$(GROWTH)'
 
 .PHONY: ci
-ci: tools check-generate lint build test race fuzz model mutants chaos compose-smoke ## Everything that must pass; what .ci/run calls
+ci: tools check-generate lint build test race fuzz model mutants faults sim chaos compose-smoke ## Everything that must pass; what .ci/run calls
 
 ## Running it.
 

@@ -1,0 +1,11 @@
+// Package sim runs a whole cluster in one process under virtual time
+// (testing/synctest): the real actors runtime and the real stores of every node,
+// over a modelled Raft group per shard, a modelled network and disks that forget
+// what was not flushed. All choices of the world (who crashes when, what the
+// network does to which message, what becomes of a proposal) come from a seed; a
+// failing seed is printed, and SIM_SEED=n runs it alone.
+//
+// The choices repeat exactly, and so do virtual times. What is runnable at one
+// instant runs in the order of Go's scheduler, so a failure that hangs on that
+// order may need a few runs of its seed: SIM_COUNT=n.
+package sim
