@@ -1,0 +1,140 @@
+//go:build faults
+
+package faults_test
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"writ/actors/entity"
+	"writ/internal/fault"
+	"writ/persistence"
+	recordv1 "writ/proto/writ/record/v1"
+	"writ/sharding"
+	"writ/test/faults"
+)
+
+const childDir = "WRIT_FAULTS_CHILD"
+
+// TestChild is the process that is killed: it copies one shard file and swaps it
+// in for another.
+func TestChild(t *testing.T) {
+	dir := os.Getenv(childDir)
+	if dir == "" {
+		t.Skip("runs as a child only")
+	}
+	from, err := persistence.Open(storeConfig(dir, "from", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := persistence.Open(storeConfig(dir, "to", 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, _, err := from.CopyFile(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := to.Replace(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Fatal("the point was not reached")
+}
+
+// A crash while a shard file is copied or swapped in leaves the sender as it was,
+// and the receiver with the old file or the new one, whole.
+func TestCrashAroundSnapshots(t *testing.T) {
+	for _, c := range faults.Cases() {
+		if c.Victim != faults.Child {
+			continue
+		}
+		t.Run(string(c.Point), func(t *testing.T) {
+			dir := t.TempDir()
+			fill(t, storeConfig(dir, "from", 1), 300)
+			fill(t, storeConfig(dir, "to", 2), 20)
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChild$")
+			cmd.Env = append(os.Environ(), childDir+"="+dir, fault.Variable+"="+string(c.Point)+"="+string(fault.Crash))
+			var output bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &output, &output
+			err := cmd.Run()
+			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); err == nil || !ok || status.Signal() != syscall.SIGKILL {
+				t.Fatalf("the child was not killed: %v\n%s", err, output.String())
+			}
+			want := uint64(20)
+			if c.Point == fault.Restored {
+				want = 300
+			}
+			wantStore(t, storeConfig(dir, "from", 1), 300)
+			wantStore(t, storeConfig(dir, "to", 2), want)
+		})
+	}
+}
+
+func storeConfig(dir, name string, generation uint64) persistence.Config {
+	return persistence.Config{
+		Path: filepath.Join(dir, name), ClusterID: "c", Shard: 1, Range: sharding.Range{First: 0, Last: math.MaxUint64},
+		Epoch: 1, Generation: generation, GenerationWidth: time.Minute,
+	}
+}
+
+// fill writes n commands with a key and a row each.
+func fill(t *testing.T, cfg persistence.Config, n uint64) {
+	t.Helper()
+	s, err := persistence.Create(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := &recordv1.Ref{Tenant: "t", Kind: "k", Id: "a"}, &recordv1.Ref{Tenant: "t", Kind: "k", Id: "b"}
+	for i := uint64(1); i <= n; i++ {
+		payload := &recordv1.Payload{Type: "t", Schema: 1, Data: fmt.Append(nil, i)}
+		rec := &recordv1.Record{Epoch: 1, Term: 1, Body: &recordv1.Record_Commit{Commit: &recordv1.Commit{
+			Entity: a, BaseVersion: i - 1,
+			Mutations: []*recordv1.Mutation{{Bucket: recordv1.Bucket_STATE, Value: payload}},
+			Key:       &recordv1.Key{CommandType: "c", Key: fmt.Append(nil, i), FingerprintAlgorithm: 1, AcceptedAt: 1, ExpiresAt: int64(time.Hour)},
+			Outcome:   &recordv1.Outcome{Decision: recordv1.Outcome_EXECUTED, Version: i},
+			Rows:      []*recordv1.Row{{Source: a, Epoch: 1, Sequence: i, Destination: b, LaneSequence: i, Event: payload}},
+		}}}
+		entry, err := proto.Marshal(&recordv1.Entry{Format: 1, LogTime: 1, Records: []*recordv1.Record{rec}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if results, err := s.Apply(i, 1, entry); err != nil || results[0] != nil {
+			t.Fatal(results, err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantStore opens a store after the crash: it must be sound, and stand at n.
+func wantStore(t *testing.T, cfg persistence.Config, n uint64) {
+	t.Helper()
+	s, err := persistence.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	audit, err := s.Audit(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(audit.Findings) > 0 {
+		t.Errorf("audit: %s", strings.Join(audit.Findings, "; "))
+	}
+	rec, err := s.Entity(entity.Ref{Tenant: "t", Kind: "k", ID: "a"})
+	if err != nil || s.Meta().GetIndex() != n || rec.GetVersion() != n || audit.KeysLive != n || audit.Pending != n {
+		t.Errorf("%s stands at index %d, version %d, %d keys, %d rows: want %d (%v)", filepath.Base(cfg.Path),
+			s.Meta().GetIndex(), rec.GetVersion(), audit.KeysLive, audit.Pending, n, err)
+	}
+}

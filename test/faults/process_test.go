@@ -1,0 +1,285 @@
+//go:build faults
+
+package faults_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"writ/actors/entity"
+	"writ/internal/fault"
+	"writ/sharding"
+	"writ/test/chaos"
+	"writ/test/faults"
+)
+
+const (
+	transfers = 12
+	deposit   = 1000
+	amount    = 7
+	shards    = 8 // the program's default
+)
+
+// town is a cluster whose program has the fault points.
+type town struct {
+	t     *testing.T
+	nodes *chaos.Process
+	links *chaos.Links
+	cli   chaos.CLI
+}
+
+func newTown(t *testing.T, args ...string) *town {
+	t.Helper()
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "node")
+	build := exec.CommandContext(t.Context(), "go", "build", "-tags", "faults", "-o", binary, "./cmd/node")
+	build.Dir = filepath.Join("..", "..")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, output)
+	}
+	nodes, err := chaos.NewProcess(chaos.ProcessConfig{Binary: binary, Dir: dir, Cluster: "faults", Args: args})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &town{t: t, nodes: nodes, cli: chaos.CLI{Binary: binary}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, n := range nodes.Nodes() {
+				t.Logf("%s:\n%s", n, nodes.Logs(n, 25))
+			}
+		}
+		if err := nodes.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, n := range nodes.Nodes() {
+		if err := nodes.Start(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.links, err = chaos.Dial(nodes); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.links.Close() })
+	w.ready()
+	return w
+}
+
+// within bounds a step; processes on a busy machine are slow.
+func (w *town) within() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(w.t.Context(), 90*time.Second)
+}
+
+func (w *town) ready() {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	if err := chaos.AwaitReady(ctx, w.nodes, w.nodes.Nodes()...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *town) addrs() string {
+	var all []string
+	for _, n := range w.nodes.Nodes() {
+		all = append(all, w.nodes.Addrs(n).GRPC)
+	}
+	return strings.Join(all, ",")
+}
+
+func (w *town) leader(account string) string {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	leaders, err := w.links.Leaders(ctx, w.nodes.Nodes())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return leaders[sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})]
+}
+
+func (w *town) arm(node string, point fault.Name) {
+	w.t.Helper()
+	form := url.Values{"point": {string(point)}, "action": {string(fault.Crash)}}
+	res, err := http.PostForm("http://"+w.nodes.Addrs(node).HTTP+"/debug/fault", form)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		w.t.Fatalf("arm %s on %s: %s", point, node, res.Status)
+	}
+}
+
+// submitted is what `node submit --json` prints.
+type submitted struct{ Executed, Replayed, Rejected, Failed int }
+
+func (w *town) submit(lines ...string) submitted {
+	w.t.Helper()
+	file := filepath.Join(w.t.TempDir(), "commands")
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := w.within()
+	defer cancel()
+	res, err := w.cli.Run(ctx, "submit", "--addr", w.addrs(), "--file", file, "--json", "--timeout", "80s")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var s submitted
+	if err := json.Unmarshal(res.Stdout, &s); err != nil {
+		w.t.Fatalf("submit: %v: %s %s", err, res.Stdout, res.Stderr)
+	}
+	return s
+}
+
+func (w *town) balance(account string) (amount, pending int64) {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	res, err := w.cli.Run(ctx, "read", "--addr", w.addrs(), "--kind", "account", "--id", account, "--json")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var answer struct {
+		State struct {
+			AmountMinor      json.Number `json:"amount_minor"`
+			PendingTransfers json.Number `json:"pending_transfers"`
+		} `json:"state"`
+	}
+	if err := json.Unmarshal(res.Stdout, &answer); err != nil {
+		w.t.Fatalf("read: %v: %s %s", err, res.Stdout, res.Stderr)
+	}
+	amount, _ = answer.State.AmountMinor.Int64()       // absent: 0
+	pending, _ = answer.State.PendingTransfers.Int64() // absent: 0
+	return amount, pending
+}
+
+// awaitCrash waits until a node has died of its point, and starts it again.
+func (w *town) awaitCrash(node string, point fault.Name) {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	if _, err := w.nodes.Exit(ctx, node); err != nil {
+		w.t.Fatalf("point %s was not reached: %v", point, err)
+	}
+	if log := w.nodes.Since(node); !strings.Contains(log, "fault point "+string(point)) {
+		w.t.Fatalf("%s did not die of %s:\n%s", node, point, log)
+	}
+}
+
+func (w *town) audit() chaos.AuditReport {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	report, err := w.cli.Audit(ctx, w.addrs())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := report.Verdict(); err != nil {
+		w.t.Error(err)
+	}
+	return report
+}
+
+func command(account, key, body string) string {
+	return fmt.Sprintf(`{"kind":"account","id":%q,"key":%q,"command":{"@type":"type.googleapis.com/writ.account.v1.%s,"currency":"EUR"}}`,
+		account, key, body)
+}
+
+// TestCrash kills one process at each boundary while transfers run, retries every
+// command with its key, and then wants each to have taken effect once: balances,
+// the audit of all keys, lanes and replicas, and replays of all commands.
+func TestCrash(t *testing.T) {
+	w := newTown(t)
+	for i, c := range faults.Cases() {
+		if c.Victim == faults.Child || c.Victim == faults.Idle {
+			continue
+		}
+		t.Run(string(c.Point), func(t *testing.T) {
+			w := *w
+			w.t = t
+			payer, receiver := fmt.Sprintf("payer-%d", i), fmt.Sprintf("receiver-%d", i)
+			if got := w.submit(command(payer, fmt.Sprint("open-", i), fmt.Sprintf(`Deposit","amountMinor":%d`, deposit))); got.Executed != 1 {
+				t.Fatalf("deposit: %+v", got)
+			}
+			victim := w.leader(payer)
+			if c.Victim == faults.Destination {
+				victim = w.leader(receiver)
+			}
+			w.arm(victim, c.Point)
+			if c.Victim == faults.Drained {
+				w.drain(victim, false)
+			}
+			var lines []string
+			for n := range transfers {
+				lines = append(lines, command(payer, fmt.Sprintf("t-%d-%d", i, n), fmt.Sprintf(`Transfer","to":%q,"amountMinor":%d`, receiver, amount)))
+			}
+			first := w.submit(lines...)
+			w.awaitCrash(victim, c.Point)
+			if err := w.nodes.Start(victim); err != nil {
+				t.Fatal(err)
+			}
+			w.ready()
+			if c.Victim == faults.Drained {
+				w.drain(victim, true)
+			}
+			again := w.submit(lines...)
+			if first.Failed+first.Rejected+again.Failed+again.Rejected != 0 || first.Executed+first.Replayed != transfers || again.Replayed != transfers {
+				t.Errorf("first %+v, then %+v: want %d executed and then replayed", first, again, transfers)
+			}
+			report := w.audit()
+			paid, pending := w.balance(payer)
+			got, _ := w.balance(receiver)
+			if paid != deposit-transfers*amount || got != transfers*amount || pending != 0 {
+				t.Errorf("payer holds %d, receiver %d, %d transfers pending: want %d and %d", paid, got, pending, deposit-transfers*amount, transfers*amount)
+			}
+			t.Logf("%s: killed %s; %d keys, %d effects, %d events applied, nothing lost or doubled", c.Boundary, victim, report.Keys, report.Effects, report.Applied)
+		})
+	}
+}
+
+func (w *town) drain(node string, undo bool) {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	args := []string{"cluster", "drain", "--addr", w.addrs(), "--wait", "0s", node}
+	if undo {
+		args = append(args, "--undo")
+	}
+	res, err := w.cli.Run(ctx, args...)
+	if err != nil || res.Code != 0 {
+		w.t.Fatalf("drain: %v: exit %d: %s", err, res.Code, res.Stderr)
+	}
+}
+
+// TestCrashWhileKeysExpire kills a node in the flush that drops forgotten keys.
+func TestCrashWhileKeysExpire(t *testing.T) {
+	w := newTown(t, "--window", "2s", "--retry-horizon", "1s")
+	victim := w.leader("a")
+	w.arm(victim, fault.Expiry)
+	for i := 0; w.nodes.Running(victim); i++ {
+		if i == 200 {
+			t.Fatal("no key was forgotten")
+		}
+		w.submit(command("a", fmt.Sprint("k", i), `Deposit","amountMinor":1`))
+		if amount, _ := w.balance("a"); amount != int64(i+1) {
+			t.Fatalf("%d deposits make %d", i+1, amount)
+		}
+	}
+	w.awaitCrash(victim, fault.Expiry)
+	if err := w.nodes.Start(victim); err != nil {
+		t.Fatal(err)
+	}
+	w.ready()
+	w.audit()
+}
