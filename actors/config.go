@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"writ/actors/entity"
 )
 
@@ -52,8 +54,19 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Retry is an exponential delay with jitter.
-type Retry struct{ First, Most time.Duration }
+// Retry is an exponential delay with jitter. Steady leaves the jitter out, for
+// simulations that must repeat.
+type Retry struct {
+	First, Most time.Duration
+	Steady      bool
+}
+
+func (r Retry) jitter() float64 {
+	if r.Steady {
+		return 0
+	}
+	return backoff.DefaultRandomizationFactor
+}
 
 const defaultWindow = 24 * time.Hour
 

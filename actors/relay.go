@@ -66,7 +66,7 @@ func newRelay(rt *Runtime, s *shard, lease Lease, ref entity.Ref, owner *actor.P
 func (r *relay) addLane(to entity.Ref, state laneState) *lane {
 	l := &lane{to: to, delay: backoff.ExponentialBackOff{
 		InitialInterval: r.rt.cfg.Retry.First, MaxInterval: r.rt.cfg.Retry.Most,
-		Multiplier: 2, RandomizationFactor: 0.5,
+		Multiplier: 2, RandomizationFactor: r.rt.cfg.Retry.jitter(),
 	}}
 	r.lanes[to] = l
 	r.set(l, state)
