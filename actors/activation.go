@@ -29,9 +29,10 @@ type activation struct {
 	// What is committed: what reads see.
 	committed snapshot
 	queue     queue
-	keys      map[keyID]*proposal    // commands in flight under a key
-	sources   map[entity.Ref]*source // lanes of events in flight
-	waits     []*versionWait         // reads that wait for a version
+	keys      map[keyID]*proposal     // commands in flight under a key
+	sources   map[entity.Ref]*source  // lanes of events in flight
+	waits     []*versionWait          // reads that wait for a version
+	timers    map[string]pendingTimer // of commits in flight
 	out       outbox
 
 	phase   phase
@@ -195,6 +196,8 @@ func (a *activation) take(c *call) {
 		a.outcome(c, work)
 	case *delivery:
 		a.deliver(c, work)
+	case *firing:
+		a.fire(c, work)
 	case *laneChange:
 		a.changeLane(c, work)
 	default:

@@ -20,7 +20,7 @@ import (
 // answers it, once.
 type call struct {
 	ref  entity.Ref
-	work any // *submit, *read, *outcome, *delivery, *laneChange
+	work any // *submit, *read, *outcome, *delivery, *laneChange, *firing
 	// gone and deadline tell whether anybody still waits. They count only until
 	// the work begins.
 	gone     <-chan struct{}
@@ -29,7 +29,8 @@ type call struct {
 	shard    *gauge        // counted in at the front door
 	entity   *atomic.Int64 // counted in by the gate
 	metrics  Metrics
-	reply    chan answer // room for one
+	reply    chan answer  // room for one
+	done     func(answer) // in the place of reply
 	answered bool
 }
 
@@ -48,6 +49,10 @@ func (c *call) answer(value any, err error) {
 	c.shard.leave(c.size)
 	if err != nil {
 		c.metrics.Add(Refused, string(entity.ReasonOf(err)), 1)
+	}
+	if c.done != nil {
+		c.done(answer{value, err})
+		return
 	}
 	c.reply <- answer{value, err}
 }

@@ -59,6 +59,9 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
 	}
+	if strings.HasPrefix(s.id.key, timerKeys) {
+		return errTimerKey()
+	}
 	if at := body.GetIssuedAt(); at != nil {
 		if err := at.CheckValid(); err != nil {
 			return entity.Errorf(entity.Invalid, "issued_at is not a valid time")
@@ -76,6 +79,10 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 	s.fingerprint = entity.Fingerprint(s.command)
 	c.ref, c.work = ref, s
 	return nil
+}
+
+func errTimerKey() *entity.Error {
+	return entity.Errorf(entity.Invalid, "keys that begin with %q are those of timers", timerKeys)
 }
 
 // trace keeps a W3C traceparent and drops anything longer or not printable.
@@ -225,7 +232,7 @@ func (a *activation) room() error {
 // decide runs the handler and proposes what it decided.
 func (a *activation) decide(c *call, s *submit) {
 	now := time.Now()
-	d, err := a.run(s.handler, entity.Ref{}, now, s.command)
+	d, err := a.run(s.handler, entity.NewContext(a.ref, entity.Ref{}, now.UTC()), s.command)
 	var commit *recordv1.Commit
 	rejected := (*entity.Rejection)(nil)
 	if err == nil {
@@ -259,7 +266,7 @@ func (a *activation) decide(c *call, s *submit) {
 	}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}
 	if rejected == nil {
-		p.after.state = d.state
+		p.after.state, p.timers = d.state, d.changes
 	}
 	p.then = []func(error){func(err error) { a.finish(c, s, key, result, err) }}
 	if commit.Key != nil {

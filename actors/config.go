@@ -41,6 +41,14 @@ type Config struct {
 	// MaxAttempts is the number of refused deliveries after which a lane is
 	// parked. Default 8.
 	MaxAttempts int
+	// MaxCrashes is the number of times that a row, a timer or a command may end the
+	// process before its lane or the timer is parked, or the command refused.
+	// Default 3.
+	MaxCrashes int
+	// TimerSkew is how much longer a timer waits in another term than the one in
+	// which it was set: by so much the clocks of two nodes may differ. Default
+	// 100 ms; negative: none.
+	TimerSkew time.Duration
 	// Passivation is how long an entity stays in memory unused. Default 5 min.
 	Passivation time.Duration
 	// Admit is asked before every client call for a shard; its error, an
@@ -80,6 +88,9 @@ func (c Config) withDefaults() Config {
 	set(&c.SendTimeout, 10*time.Second)
 	set(&c.Retry, Retry{First: 20 * time.Millisecond, Most: 5 * time.Second})
 	set(&c.MaxAttempts, 8)
+	set(&c.MaxCrashes, 3)
+	set(&c.TimerSkew, 100*time.Millisecond)
+	c.TimerSkew = max(0, c.TimerSkew)
 	set(&c.Passivation, 5*time.Minute)
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
@@ -109,8 +120,8 @@ func (c Config) Validate() error {
 	if c.Skew < 0 || c.SendTimeout < 0 || c.Passivation < 0 {
 		errs = append(errs, errors.New("skew, send timeout and passivation must not be negative"))
 	}
-	if c.Sends < 1 || c.MaxAttempts < 1 {
-		errs = append(errs, errors.New("sends and max attempts must be at least 1"))
+	if c.Sends < 1 || c.MaxAttempts < 1 || c.MaxCrashes < 1 {
+		errs = append(errs, errors.New("sends, max attempts and max crashes must be at least 1"))
 	}
 	if c.Retry.First <= 0 || c.Retry.Most < c.Retry.First {
 		errs = append(errs, fmt.Errorf("retry must go from a positive delay upwards, is %v to %v", c.Retry.First, c.Retry.Most))

@@ -195,16 +195,19 @@ func (a *activation) refuseRow(c *call, d *delivery, sequence uint64, refusal *n
 // apply handles one row and proposes what comes of it. The error is trouble that
 // is not the row's.
 func (a *activation) apply(s *source, row *recordv1.Row) (*nodev1.Refusal, error) {
-	commit, state := a.emptyCommit(), a.current.state
+	commit, state, timers := a.emptyCommit(), a.current.state, (*timerChanges)(nil)
 	if row.GetEvent() != nil { // else an operator skipped it: only the mark moves
 		d, refusal, err := a.handleEvent(row)
 		if refusal != nil || err != nil {
 			return refusal, err
 		}
 		if commit, err = a.compose(d, derived(row)); err != nil {
+			if entity.ReasonOf(err) == entity.NotExecuted {
+				return nil, err
+			}
 			return a.rowRefusal(err), nil
 		}
-		state = d.state
+		state, timers = d.state, d.changes
 	}
 	commit.Applied = []*recordv1.AppliedMark{{Source: row.GetSource(), Epoch: row.GetEpoch(), LaneSequence: row.GetLaneSequence()}}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
@@ -221,7 +224,7 @@ func (a *activation) apply(s *source, row *recordv1.Row) (*nodev1.Refusal, error
 	}
 	s.epoch, s.current = row.GetEpoch(), row.GetLaneSequence()
 	s.inFlight++
-	a.advance(&proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, state}})
+	a.advance(&proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, state}, timers: timers})
 	return nil, nil
 }
 
@@ -258,7 +261,7 @@ func (a *activation) handleEvent(row *recordv1.Row) (*decision, *nodev1.Refusal,
 		// count it would park the lane: it waits until this node is newer too.
 		return nil, nil, entity.Errorf(entity.NotExecuted, "event %s has a field that node %s does not know: %s", name, a.rt.cfg.Node, path)
 	}
-	d, err := a.run(h, fromRef(row.GetSource()), time.Now(), event)
+	d, err := a.run(h, entity.NewContext(a.ref, fromRef(row.GetSource()), time.Now().UTC()), event)
 	if err != nil {
 		return nil, a.rowRefusal(err), nil
 	}

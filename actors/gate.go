@@ -29,6 +29,7 @@ type gate struct {
 	used     *list.List
 	now      time.Time // of the last tick: good enough for idle times
 	takeover takeover
+	timers   timers
 	expiring bool // an Expire record is in flight
 	closing  bool
 	// entities are the props of all activations: spawning takes the next one.
@@ -133,6 +134,18 @@ func (g *gate) Receive(c actor.Context) {
 		g.buried(c, m.Who)
 	case *page:
 		g.turnPage(c, m)
+	case *timerSet:
+		if m.lease == g.lease {
+			g.timers.arm(g, m.next)
+		}
+	case *timerDue:
+		if m.lease == g.lease && g.leads() {
+			g.timers.look(g)
+		}
+	case *timerRead:
+		g.timersRead(c, m)
+	case *timerDone:
+		g.timerDone(m)
 	case *expired:
 		g.expiring = g.expiring && m.lease != g.lease
 	case tick:
@@ -178,6 +191,7 @@ func (g *gate) begin(lease Lease) {
 	// a later lease, or no gate, and is then void.
 	context.AfterFunc(lease.Context(), func() { g.rt.send(g.shard.gate, &leaseEnded{lease}) })
 	g.takeover.begin(g)
+	g.timers.begin(g)
 	g.rt.log.Info("shard is led", g.attr(), slog.Uint64("epoch", lease.Epoch()), slog.Uint64("term", lease.Term()))
 }
 
@@ -189,6 +203,7 @@ func (g *gate) endTerm(now bool) {
 	}
 	g.lease, g.expiring = nil, false
 	g.takeover = takeover{}
+	g.timers.end()
 	for _, e := range g.entries {
 		e.state = orphaned
 		g.rt.send(e.pid, revoke{now: now})

@@ -19,6 +19,11 @@ type decision struct {
 	state   proto.Message
 	reply   *recordv1.Payload // nil for an event
 	emitted []entity.Emission
+	timers  []entity.TimerChange
+	deleted bool
+	now     time.Time
+	fired   *firedTimer   // whose message it was
+	changes *timerChanges // of compose
 }
 
 // origin is what the rows of a decision tell about where they come from.
@@ -36,15 +41,17 @@ func (f *handlerError) Error() string { return f.text }
 
 // run calls a handler on a clone of the current state. The error is a
 // *entity.Rejection that may be stored, a *handlerError, or TOO_LARGE.
-func (a *activation) run(h *entity.Handler, source entity.Ref, now time.Time, message proto.Message) (*decision, error) {
-	d := &decision{state: proto.Clone(a.current.state)}
-	ctx := entity.NewContext(a.ref, source, now.UTC())
+func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.Message) (*decision, error) {
+	d := &decision{state: proto.Clone(a.current.state), now: ctx.Time()}
 	reply, err := a.call(h, ctx, d.state, message)
 	if err != nil {
 		return nil, a.sortOut(err)
 	}
-	d.emitted = ctx.Emitted()
-	if source != (entity.Ref{}) || reply == nil {
+	d.emitted, d.timers, d.deleted = ctx.Emitted(), ctx.Timers(), ctx.Deleted()
+	if d.deleted {
+		d.state = a.def.NewState()
+	}
+	if ctx.Source() != (entity.Ref{}) || reply == nil {
 		return d, nil
 	}
 	if d.reply, err = a.encode(reply); err != nil {
@@ -128,7 +135,9 @@ func (a *activation) compose(d *decision, from origin) (*recordv1.Commit, error)
 	if size := len(state.GetData()); size > limits.State {
 		return nil, tooLarge("state", size, limits.State)
 	}
-	commit.Mutations = []*recordv1.Mutation{{Bucket: recordv1.Bucket_STATE, Value: state}}
+	if commit.Tombstone = d.deleted; !d.deleted {
+		commit.Mutations = []*recordv1.Mutation{{Bucket: recordv1.Bucket_STATE, Value: state}}
+	}
 	if len(d.emitted) > limits.Rows {
 		return nil, tooLarge("rows", len(d.emitted), limits.Rows)
 	}
@@ -143,7 +152,10 @@ func (a *activation) compose(d *decision, from origin) (*recordv1.Commit, error)
 		row.LaneSequence = a.out.numbered(e.To) + lanes[e.To]
 		commit.Rows = append(commit.Rows, row)
 	}
-	return commit, nil
+	if len(d.timers) == 0 && !d.deleted && d.fired == nil {
+		return commit, nil
+	}
+	return commit, a.composeTimers(commit, d, from)
 }
 
 // row makes the row of one emission, without its numbers.
@@ -179,6 +191,7 @@ func (a *activation) advance(p *proposal) {
 	a.current = p.after
 	a.sequence += uint64(len(p.commit.GetRows()))
 	a.out.number(p.commit.GetRows())
+	a.proposedTimers(p)
 	a.propose(&recordv1.Record{Body: &recordv1.Record_Commit{Commit: p.commit}}, p)
 }
 

@@ -19,6 +19,8 @@ type Limits struct {
 	Reply   int
 	// Rows is the number of events that one command or event may emit.
 	Rows int
+	// Timers is the number of timers that one message may set, move or cancel.
+	Timers int
 	// Record bounds the whole commit record.
 	Record int
 	// Name bounds tenant and id, Key an idempotency key.
@@ -50,6 +52,7 @@ func DefaultLimits() Limits {
 		Event:         4 << 20,
 		Reply:         4 << 20,
 		Rows:          1_000,
+		Timers:        1_000,
 		Record:        12 << 20,
 		Name:          255,
 		Key:           255,
@@ -76,6 +79,7 @@ func (l Limits) Validate() error {
 		{"event", int64(l.Event)},
 		{"reply", int64(l.Reply)},
 		{"rows", int64(l.Rows)},
+		{"timers", int64(l.Timers)},
 		{"record", int64(l.Record)},
 		{"name", int64(l.Name)},
 		{"key", int64(l.Key)},

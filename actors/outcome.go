@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"strings"
 	"time"
 
 	"writ/actors/entity"
@@ -30,6 +31,9 @@ func (r *Runtime) openOutcome(c *call, tenant string, body *writv1.OutcomeReques
 		return entity.Errorf(entity.Invalid, "command %q keeps no keys", o.id.commandType)
 	case o.id.key == "" || len(o.id.key) > r.cfg.Limits.Key:
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(o.id.key))
+	}
+	if cancel && strings.HasPrefix(o.id.key, timerKeys) {
+		return errTimerKey()
 	}
 	c.ref, c.work = ref, o
 	return nil

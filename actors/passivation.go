@@ -81,6 +81,7 @@ func (g *gate) housekeep(c actor.Context, now time.Time) {
 	}
 	g.sweep()
 	g.takeover.retry(g, c)
+	g.timers.look(g)
 	g.expire()
 }
 

@@ -68,7 +68,9 @@ func newPoisoned(tb testing.TB) *poisoned {
 				return nil
 			}}),
 		},
-		change: func(c *actors.Config) { c.Retry = actors.Retry{First: 5 * time.Millisecond, Most: 50 * time.Millisecond} },
+		change: func(c *actors.Config) {
+			c.Retry = actors.Retry{First: 5 * time.Millisecond, Most: 50 * time.Millisecond}
+		},
 	})
 	p.courier.set(func(req *nodev1.DeliverRequest, deliver deliverFunc) (*nodev1.DeliverResponse, error) {
 		kind := req.GetRows()[0].GetDestination().GetKind()

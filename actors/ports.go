@@ -39,6 +39,12 @@ type Store interface {
 	Lanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error)
 	Rows(source, destination entity.Ref, from uint64, maxRows, maxBytes int) ([]*recordv1.Row, error)
 	PendingSources(after entity.Ref, limit int) ([]entity.Ref, error)
+	Timer(ref entity.Ref, name string) (*recordv1.Timer, error)
+	TimerNames(ref entity.Ref, limit int) ([]string, error)
+	// DueTimers yields timers to be tried at or before a time, earliest first, behind
+	// a position. Where fewer than limit are left, next is the time of the first one
+	// behind, 0 for none.
+	DueTimers(behind string, until int64, limit int, yield func(position string, ref entity.Ref, name string, t *recordv1.Timer)) (next int64, err error)
 	Expirable(logTime int64) (throughGeneration uint64, ok bool)
 	ExpiredThrough() int64
 }
@@ -57,7 +63,8 @@ type Freshness func(shard uint32) (logIndex uint64, age time.Duration)
 // Metrics takes counts. It is called from many goroutines and must not block.
 type Metrics interface {
 	// Add raises a counter. The label is an entity.Reason for Refused, a refusal's
-	// kind for Attempts and Parks, and empty elsewhere.
+	// kind for Attempts and Parks, a class of lateness for TimersFired and
+	// TimersSkipped, and empty elsewhere.
 	Add(counter Counter, label string, n int)
 }
 
@@ -78,6 +85,12 @@ const (
 	Confirms     Counter = "confirms"
 	Activations  Counter = "activations"
 	Passivations Counter = "passivations"
+
+	TimersFired   Counter = "timers_fired"
+	TimersSkipped Counter = "timers_skipped"
+	TimersFailed  Counter = "timers_failed"
+	TimersParked  Counter = "timers_parked"
+	TimerLateness Counter = "timer_lateness_milliseconds"
 )
 
 type noMetrics struct{}

@@ -12,6 +12,7 @@ import (
 type proposal struct {
 	commit *recordv1.Commit // nil for the others
 	after  snapshot         // what a commit leads to
+	timers *timerChanges    // nil: none
 	lane   bool             // a lane update: neither rests on commits nor they on it
 	// then are the answers that wait for the verdict, in order.
 	then []func(error)
@@ -101,7 +102,7 @@ func (a *activation) settle(p *proposal) {
 		a.conclude(p)
 	}
 	if a.queue.empty() { // idle entities are many: keep nothing that is empty
-		a.keys, a.sources = nil, nil
+		a.keys, a.sources, a.timers = nil, nil, nil
 	}
 }
 
@@ -119,6 +120,7 @@ func (a *activation) conclude(p *proposal) {
 		a.committedKey(p)
 		a.committedMarks(p.commit)
 		a.committedRows(p.commit)
+		a.committedTimers(p)
 		a.serveWaits()
 	default:
 		err = a.failed(err)

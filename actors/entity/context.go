@@ -13,7 +13,10 @@ type Context struct {
 	self    Ref
 	source  Ref
 	now     time.Time
+	due     time.Time
 	emitted []Emission
+	timers  []TimerChange
+	deleted bool
 }
 
 // Emission is an event that a handler wants sent.
@@ -52,6 +55,15 @@ func (c *Context) Time() time.Time { return c.now }
 func (c *Context) Emit(to Address, event proto.Message) {
 	c.emitted = append(c.emitted, Emission{To: Ref{Tenant: c.self.Tenant, Kind: to.Kind, ID: to.ID}, Event: event})
 }
+
+// Delete deletes the entity: when the handler returns nil its state is gone, its
+// timers are cancelled, and the next message finds the kind's first state. Version
+// and numbers of events go on, keys stay for their window and what was applied
+// stays applied, so nothing old is ever taken for new.
+func (c *Context) Delete() { c.deleted = true }
+
+// Deleted is for the runtime.
+func (c *Context) Deleted() bool { return c.deleted }
 
 // Reject returns the error by which a handler refuses. In a command it is the
 // command's stored outcome. In an event it counts as a failed delivery, which

@@ -29,6 +29,12 @@ func counterHelp() map[actors.Counter]struct{ help, label string } {
 		actors.Confirms:     {"Outbox rows confirmed by their destination.", ""},
 		actors.Activations:  {"Entities activated.", ""},
 		actors.Passivations: {"Entities passivated.", ""},
+
+		actors.TimersFired:   {"Timers done, by how late they were.", "late"},
+		actors.TimersSkipped: {"Missed times of repeated timers that were skipped, by how late they were found.", "late"},
+		actors.TimersFailed:  {"Failures of timers' commands.", ""},
+		actors.TimersParked:  {"Timers parked after too many failures.", ""},
+		actors.TimerLateness: {"How late timers were, all together, milliseconds.", ""},
 	}
 }
 

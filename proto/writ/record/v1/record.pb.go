@@ -1959,10 +1959,8 @@ type Timer struct {
 	// Failures of this setting, and the last one's reason.
 	Attempts uint32 `protobuf:"varint,9,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	Reason   string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Where the one that set it came from.
-	Trace         string   `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
-	Parent        *EventId `protobuf:"bytes,12,opt,name=parent,proto3" json:"parent,omitempty"`
-	Hops          uint32   `protobuf:"varint,13,opt,name=hops,proto3" json:"hops,omitempty"`
+	// W3C traceparent of the one that set it.
+	Trace         string `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2072,20 +2070,6 @@ func (x *Timer) GetTrace() string {
 		return x.Trace
 	}
 	return ""
-}
-
-func (x *Timer) GetParent() *EventId {
-	if x != nil {
-		return x.Parent
-	}
-	return nil
-}
-
-func (x *Timer) GetHops() uint32 {
-	if x != nil {
-		return x.Hops
-	}
-	return 0
 }
 
 // ShardMeta is the head of a shard file.
@@ -2591,7 +2575,7 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"\x06PARKED\x10\x01\x12\n" +
 	"\n" +
-	"\x06PAUSED\x10\x02\"\xc4\x03\n" +
+	"\x06PAUSED\x10\x02\"\xff\x02\n" +
 	"\x05Timer\x12\x10\n" +
 	"\x03set\x18\x01 \x01(\x04R\x03set\x12\x10\n" +
 	"\x03due\x18\x02 \x01(\x03R\x03due\x12\x12\n" +
@@ -2604,9 +2588,7 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\battempts\x18\t \x01(\rR\battempts\x12\x16\n" +
 	"\x06reason\x18\n" +
 	" \x01(\tR\x06reason\x12\x14\n" +
-	"\x05trace\x18\v \x01(\tR\x05trace\x12/\n" +
-	"\x06parent\x18\f \x01(\v2\x17.writ.record.v1.EventIdR\x06parent\x12\x12\n" +
-	"\x04hops\x18\r \x01(\rR\x04hops\"&\n" +
+	"\x05trace\x18\v \x01(\tR\x05trace\"&\n" +
 	"\aCatchUp\x12\b\n" +
 	"\x04ONCE\x10\x00\x12\b\n" +
 	"\x04SKIP\x10\x01\x12\a\n" +
@@ -2745,13 +2727,12 @@ var file_writ_record_v1_record_proto_depIdxs = []int32{
 	5,  // 32: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
 	4,  // 33: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
 	3,  // 34: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
-	6,  // 35: writ.record.v1.Timer.parent:type_name -> writ.record.v1.EventId
-	28, // 36: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	28, // 35: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_writ_record_v1_record_proto_init() }

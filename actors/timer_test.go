@@ -1,0 +1,347 @@
+package actors_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"writ/actors"
+	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+	writv1 "writ/proto/writ/v1"
+)
+
+// clockwork is a kind whose commands set timers, and what its timers did.
+type clockwork struct {
+	mu    sync.Mutex
+	fired map[string][]time.Time // by entity and name: when they were due
+	early []string
+	bad   atomic.Bool // "fire" panics
+}
+
+func (k *clockwork) kind() *entity.Kind[*num] {
+	k.fired = map[string][]time.Time{}
+	return kind("clock", hooks{command: func(c *entity.Context, s *num, what string) error {
+		word := strings.Fields(what)
+		var d time.Duration
+		if len(word) > 2 {
+			d, _ = time.ParseDuration(word[2])
+		}
+		command := &text{Value: "fire " + strings.Join(word[1:min(2, len(word))], "")}
+		switch word[0] {
+		case "set":
+			c.SetTimer(word[1], entity.Timer{After: d, Command: command})
+		case "many":
+			for i := range 10 {
+				c.SetTimer(fmt.Sprint(word[1], i), entity.Timer{After: d, Command: &text{Value: fmt.Sprint("fire ", word[1], i)}})
+			}
+		case "every":
+			c.SetTimer(word[1], entity.Timer{
+				After: d, Every: d, Command: command,
+				CatchUp: map[string]entity.CatchUp{"once": entity.CatchUpOnce, "skip": entity.CatchUpSkip, "all": entity.CatchUpAll}[word[3]],
+			})
+		case "event":
+			c.SetTimer(word[1], entity.Timer{After: d, Event: &num{Value: 7}, To: entity.To("counter", "x")})
+		case "move":
+			c.MoveTimer(word[1], c.Time().Add(d))
+		case "cancel":
+			c.CancelTimer(word[1])
+		case "nonsense":
+			c.SetTimer("n", entity.Timer{Command: &recordv1.Ref{}})
+		case "reject":
+			c.SetTimer("r", entity.Timer{Command: command})
+			return c.Reject(entity.NotFound, "NO", "no")
+		case "delete":
+			c.SetTimer("gone", entity.Timer{Command: command})
+			c.Delete()
+		case "fire":
+			if k.bad.Load() {
+				panic("as told")
+			}
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			at := c.ID() + " " + word[1]
+			k.fired[at] = append(k.fired[at], c.Due())
+			if now := time.Now(); now.Before(c.Due()) {
+				k.early = append(k.early, fmt.Sprint(at, " by ", c.Due().Sub(now)))
+			}
+			s.Value++
+		}
+		return nil
+	}})
+}
+
+func (k *clockwork) times(at string) []time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.fired[at])
+}
+
+func (k *clockwork) check(t *testing.T) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.early) > 0 {
+		t.Errorf("early: %v", k.early)
+	}
+}
+
+func newClockworld(t *testing.T, change func(*actors.Config)) (*clockwork, *world) {
+	t.Helper()
+	k := &clockwork{}
+	return k, newWorld(t, worldConfig{
+		shards: 2, kinds: []entity.Definer{k.kind(), kind("counter", hooks{})},
+		change: func(c *actors.Config) {
+			c.TimerSkew = -1
+			if change != nil {
+				change(c)
+			}
+		},
+	})
+}
+
+func TestTimer(t *testing.T) {
+	k, w := newClockworld(t, nil)
+	a := ref("clock", "a")
+	set := w.must(a, "1", &text{Value: "set t 30ms"})
+	w.must(a, "2", &text{Value: "event e 10ms"})
+	w.must(a, "3", &text{Value: "set never 1h"})
+	w.must(a, "4", &text{Value: "cancel never"})
+	w.must(a, "5", &text{Value: "set sooner 1h"})
+	w.must(a, "6", &text{Value: "move sooner 1ms"})
+	w.must(a, "7", &text{Value: "move missing 1ms"})
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 3 })
+	w.drained(a, ref("counter", "x"), 1)
+	if value, _ := w.read(a); value != 2 {
+		t.Errorf("%d timers fired", value)
+	}
+	if value, _ := w.read(ref("counter", "x")); value != 7 {
+		t.Errorf("the delayed event made %d", value)
+	}
+	k.check(t)
+	// Its outcome stands under a key that no client can use.
+	key := fmt.Sprintf("writ.timer/%d/t", set.GetVersion())
+	answer, err := w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Shard: w.shard(a), Tenant: "t", Call: &nodev1.ForwardRequest_Outcome{
+		Outcome: &writv1.OutcomeRequest{Entity: &writv1.EntityRef{Kind: "clock", Id: "a"}, IdempotencyKey: key, CommandType: "google.protobuf.StringValue"},
+	}})
+	if err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_EXECUTED {
+		t.Errorf("outcome: %v, %v", answer, err)
+	}
+	_, err = w.submit(submitted{ref: a, key: key, command: &text{Value: "set x 1h"}})
+	wantReason(t, err, entity.Invalid)
+	// Nothing of a rejected command and of a handler that set nonsense is left.
+	if answer, err := w.submit(submitted{ref: a, key: "8", command: &text{Value: "reject"}}); err != nil || answer.GetRejection() == nil {
+		t.Error(answer, err)
+	}
+	_, err = w.submit(submitted{ref: a, key: "9", command: &text{Value: "nonsense"}})
+	wantReason(t, err, entity.HandlerPanic)
+	if names, err := w.stores[w.shard(a)].TimerNames(a, 10); err != nil || len(names) > 0 {
+		t.Errorf("timers left: %v, %v", names, err)
+	}
+}
+
+// What a command finds are the timers as the commands before it leave them, in
+// flight or not.
+func TestTimerInFlight(t *testing.T) {
+	k, w := newClockworld(t, nil)
+	a := ref("clock", "a")
+	lease := w.leases[w.shard(a)]
+	lease.hold()
+	var answers []<-chan result
+	for i, what := range []string{"set t 1h", "move t 1ms", "set u 1h", "cancel u", "move u 1ms"} {
+		answers = append(answers, w.later(submitted{ref: a, key: fmt.Sprint(i), command: &text{Value: what}}))
+		w.held(int(w.shard(a)), i+1)
+	}
+	lease.release()
+	for _, answer := range answers {
+		if r := <-answer; r.err != nil {
+			t.Error(r.err)
+		}
+	}
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 1 })
+	if len(k.times("a t")) != 1 || len(k.times("a u")) != 0 {
+		t.Errorf("fired: %v", k.fired)
+	}
+}
+
+// A timer whose command panics is tried again and then parked, and costs the
+// entity nothing; a handler can revive it.
+func TestTimerFails(t *testing.T) {
+	k, w := newClockworld(t, nil)
+	k.bad.Store(true)
+	a := ref("clock", "a")
+	w.must(a, "1", &text{Value: "set t 1ms"})
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_parked") == 1 })
+	timer, err := w.stores[w.shard(a)].Timer(a, "t")
+	if err != nil || timer.GetAttempts() != 8 || timer.GetNext() != 0 || !strings.Contains(timer.GetReason(), "as told") {
+		t.Errorf("timer %v, %v", timer, err)
+	}
+	k.bad.Store(false)
+	w.must(a, "2", &text{Value: "move t 1ms"})
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 1 })
+	if value, _ := w.read(a); value != 1 {
+		t.Errorf("value is %d", value)
+	}
+}
+
+func TestRepeatedTimers(t *testing.T) {
+	const every = 20 * time.Millisecond
+	k, w := newClockworld(t, nil)
+	a := ref("clock", "a")
+	for _, policy := range []string{"once", "skip", "all"} {
+		w.must(a, policy, &text{Value: fmt.Sprintf("every %s %v %s", policy, every, policy)})
+	}
+	enough := func(n int) func() bool {
+		return func() bool {
+			return len(k.times("a once")) >= n && len(k.times("a skip")) >= n && len(k.times("a all")) >= n
+		}
+	}
+	w.metrics.until(t, enough(3))
+	w.leases[w.shard(a)].end(nil)
+	time.AfterFunc(6*every, func() { w.lead(int(w.shard(a))) }) // an outage
+	before := len(k.times("a all"))
+	w.metrics.until(t, enough(before+12))
+	for _, policy := range []string{"once", "skip", "all"} {
+		// A handler whose record was lost with its lease has run twice.
+		times := slices.Compact(k.times("a " + policy))
+		gaps := 0
+		for i := 1; i < len(times); i++ {
+			switch d := times[i].Sub(times[i-1]); {
+			case d < every || d%every != 0:
+				t.Errorf("%s: %v after the time before", policy, d)
+			case d > every:
+				gaps++
+			}
+		}
+		if (gaps == 0) != (policy == "all") {
+			t.Errorf("%s: %d gaps in %d times", policy, gaps, len(times))
+		}
+	}
+	if w.metrics.get("timers_skipped") == 0 {
+		t.Error("nothing was skipped")
+	}
+	for _, name := range []string{"once", "skip", "all"} {
+		w.must(a, "stop "+name, &text{Value: "cancel " + name})
+	}
+	k.check(t)
+}
+
+// Every timer fires once and none early, whatever leaders come and go.
+func TestTimersAcrossLeaders(t *testing.T) {
+	entities := 200
+	if os.Getenv("WRIT_LONG") != "" {
+		entities = 10_000
+	}
+	k, w := newClockworld(t, func(c *actors.Config) { c.Passivation = 50 * time.Millisecond })
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 64)
+	for i := range entities {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			d := time.Duration(20+i*7%200) * time.Millisecond
+			w.retried(submitted{ref: ref("clock", fmt.Sprint(i)), key: "k", command: &text{Value: fmt.Sprintf("many t %v", d)}})
+		})
+		if i%(entities/3) == entities/3-1 {
+			for shard := range w.stores {
+				w.leases[shard].end(nil)
+				w.lead(shard)
+			}
+		}
+	}
+	wg.Wait()
+	total := entities * 10
+	w.metrics.until(t, func() bool { return k.count() >= total })
+	for shard := range w.stores { // a late second firing would come now
+		w.leases[shard].end(nil)
+		w.lead(shard)
+	}
+	for i := range entities {
+		a := ref("clock", fmt.Sprint(i))
+		if value, _ := w.read(a); value != 10 {
+			t.Errorf("entity %d: %d timers fired", i, value)
+		}
+	}
+	k.check(t)
+	t.Logf("%d timers, lateness: %v", total, w.metrics.withPrefix("timers_fired "))
+}
+
+// retried submits until there is an answer.
+func (w *world) retried(s submitted) {
+	for w.t.Context().Err() == nil {
+		_, err := w.submit(s)
+		if err == nil {
+			return
+		}
+		if reason := entity.ReasonOf(err); reason != entity.NotExecuted && reason != entity.OutcomeUnknown {
+			w.t.Error(err)
+			return
+		}
+	}
+}
+
+// count is the number of timers that have had an effect at least once.
+func (k *clockwork) count() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.fired)
+}
+
+func (m *metrics) withPrefix(prefix string) map[string]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[string]int{}
+	for name, n := range m.counts {
+		if strings.HasPrefix(name, prefix) {
+			out[name] = n
+		}
+	}
+	return out
+}
+
+// In another term than its own a timer waits for as long as clocks may differ.
+func TestTimerSkew(t *testing.T) {
+	const skew = 60 * time.Millisecond
+	k, w := newClockworld(t, func(c *actors.Config) { c.TimerSkew = skew })
+	a := ref("clock", "a")
+	w.must(a, "1", &text{Value: "set t 10ms"})
+	w.lead(int(w.shard(a)))
+	w.metrics.until(t, func() bool { return len(k.times("a t")) == 1 })
+	if late := time.Since(k.times("a t")[0]); late < skew {
+		t.Errorf("fired %v after its time", late)
+	}
+}
+
+// countingStore counts looks at the index of times.
+type countingStore struct {
+	actors.Store
+	looks *atomic.Int64
+}
+
+func (s countingStore) DueTimers(behind string, until int64, limit int, yield func(string, entity.Ref, string, *recordv1.Timer)) (int64, error) {
+	s.looks.Add(1)
+	return s.Store.DueTimers(behind, until, limit, yield)
+}
+
+// A leader asks for timers once, and then only when one is due.
+func TestTimersAreNotPolled(t *testing.T) {
+	var looks atomic.Int64
+	k := &clockwork{}
+	w := newWorld(t, worldConfig{
+		kinds:  []entity.Definer{k.kind()},
+		change: func(c *actors.Config) { c.Passivation = 80 * time.Millisecond }, // a tick is 10 ms
+		wrap:   func(s actors.Store) actors.Store { return countingStore{s, &looks} },
+	})
+	w.must(ref("clock", "a"), "1", &text{Value: "set far 1h"})
+	w.must(ref("clock", "a"), "2", &text{Value: "set near 1ms"})
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 1 && w.metrics.get("passivations") == 1 })
+	if n := looks.Load(); n > 3 {
+		t.Errorf("%d looks", n)
+	}
+}
