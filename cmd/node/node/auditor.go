@@ -28,6 +28,7 @@ type auditor struct {
 	node    *Node
 	metrics *auditMetrics
 
+	turn   sync.Mutex // held by the round in progress
 	mu     sync.Mutex
 	shards map[uint32]*shardAudit
 }
@@ -56,8 +57,8 @@ func kindsOfFinding() []kindOfFinding {
 	return []kindOfFinding{foundRecount, foundReplicas, foundPhantom, foundLost}
 }
 
-// shardAudit is what is known of one shard in one term. The auditor's goroutine
-// changes it under the auditor's lock.
+// shardAudit is what is known of one shard in one term. Only a round changes it,
+// under the auditor's lock.
 type shardAudit struct {
 	term          uint64
 	index         uint64
@@ -136,6 +137,8 @@ func (a *auditor) run(ctx context.Context) {
 
 // round looks at every shard led here.
 func (a *auditor) round(ctx context.Context) {
+	a.turn.Lock()
+	defer a.turn.Unlock()
 	p := a.node.parts()
 	if p == nil {
 		return

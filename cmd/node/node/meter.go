@@ -47,6 +47,9 @@ func newMeter(registry *prometheus.Registry) *meter {
 		}),
 		leases: map[uint32]*meteredLease{},
 	}
+	for _, check := range []string{"term", "version", "key", "lane", "applied"} {
+		m.refused.WithLabelValues(check) // 0 from the start
+	}
 	registry.MustRegister(m.commit, m.pending, m.flush, m.refused, m.marks)
 	return m
 }

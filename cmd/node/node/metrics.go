@@ -5,6 +5,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"writ/actors"
+	"writ/actors/entity"
 )
 
 // metrics counts what the runtime does on this node. Labels come from closed
@@ -51,10 +52,22 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 		v := prometheus.NewCounterVec(opts, []string{about.label})
 		m.labelled[name] = v
 		registry.MustRegister(v)
+		for _, value := range initially(name) {
+			v.WithLabelValues(value)
+		}
 	}
 	registerExternal(registry)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
+}
+
+// initially are labels that stand at 0 from the start, so that a first one is seen
+// as an increase.
+func initially(name actors.Counter) []string {
+	if name == actors.Refused {
+		return []string{string(entity.NotExecuted), string(entity.Overloaded), string(entity.OutcomeUnknown), string(entity.KeyReused), string(entity.Expired)}
+	}
+	return nil
 }
 
 // Add implements actors.Metrics.
