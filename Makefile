@@ -74,7 +74,7 @@ fmt: tools-lint ## Format the Go code
 .PHONY: lint
 lint: tools-lint ## Lint, and check the law of the layers
 	bin/golangci-lint config verify
-	bin/golangci-lint run
+	bin/golangci-lint run --allow-parallel-runners
 
 .PHONY: build
 build: ## Build everything; the node goes to dist/node, a static binary
