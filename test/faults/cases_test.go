@@ -58,7 +58,7 @@ func pointsInCode(t *testing.T) map[string]bool {
 // constantOf is the Go name of a point: after-send is AfterSend.
 func constantOf(name fault.Name) string {
 	var b strings.Builder
-	for _, part := range strings.Split(string(name), "-") {
+	for part := range strings.SplitSeq(string(name), "-") {
 		b.WriteString(strings.ToUpper(part[:1]) + part[1:])
 	}
 	return b.String()

@@ -5,7 +5,8 @@
 // network does to which message, what becomes of a proposal) come from a seed; a
 // failing seed is printed, and SIM_SEED=n runs it alone.
 //
-// The choices repeat exactly, and so do virtual times. What is runnable at one
-// instant runs in the order of Go's scheduler, so a failure that hangs on that
-// order may need a few runs of its seed: SIM_COUNT=n.
+// A seed repeats the world's choices and its virtual times. What is runnable at one
+// instant runs in the order of Go's scheduler; where that mattered so far the
+// choices were made independent of it, so a seed has led to the same history every
+// time. SIM_COUNT=n runs it n times, should one not.
 package sim

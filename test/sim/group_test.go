@@ -117,7 +117,7 @@ func (g *group) elect(n int) {
 	g.catchUp(n, len(g.log))
 	l := &lease{
 		group: g, node: n, term: g.term, base: w.nodes[n].store(g.shard).Meta().GetLogTime(), began: time.Now(),
-		more: make(chan struct{}, 1), over: make(chan struct{}), dice: w.dice("lease %d", g.shard),
+		more: make(chan struct{}, 1), over: make(chan struct{}), dice: w.dice("lease %d %d", g.shard, g.term),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	g.lease[n] = l
@@ -195,7 +195,7 @@ type lease struct {
 	base   int64
 	began  time.Time
 	dice   *rand.Rand
-	ctx    context.Context
+	ctx    context.Context //nolint:containedctx // it is the lease: see Context
 	cancel context.CancelFunc
 	more   chan struct{}
 	over   chan struct{} // everything is answered

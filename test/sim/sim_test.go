@@ -52,6 +52,7 @@ func TestSeeds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, seed, dir)
 				w.live()
+				t.Logf("%v, ended at %v", w.tally, time.Since(w.began))
 				for what, n := range w.tally {
 					total[what] += n
 				}
@@ -238,6 +239,9 @@ func (w *world) client(c int, answers map[string]*writv1.SubmitResponse) {
 			w.tally["deposited"] += int(d.GetAmountMinor())
 			w.mu.Unlock()
 		}
+		for n := range nodes { // whoever believes to lead
+			w.look(fmt.Sprintf("look %s %d", key, n), id, answers[key].GetVersion())
+		}
 		again := w.insist(dice, id, key, command)
 		if !again.GetReplayed() || !sameOutcome(answers[key], again) {
 			w.t.Errorf("seed %d: %s answered %v, then %v", w.seed, key, answers[key], again)
@@ -284,15 +288,38 @@ func (w *world) insist(dice *rand.Rand, id, key string, command proto.Message) *
 	}
 }
 
-// call sends a command once, through any node.
-func (w *world) call(name, id, key string, command proto.Message) (answer *writv1.SubmitResponse, err error) {
-	dice := w.dice("call %s", name)
+// call sends a command once.
+func (w *world) call(name, id, key string, command proto.Message) (*writv1.SubmitResponse, error) {
 	packed, err := anypb.New(command)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	shard := shardOf(id)
-	via, to := w.roll(dice, nodes), w.groups[shard].guess(dice)
+	answer, err := w.ask(name, id, &nodev1.ForwardRequest{Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
+		Entity: &writv1.EntityRef{Kind: "account", Id: id}, IdempotencyKey: key, Command: packed,
+	}}})
+	return answer.GetSubmit(), err
+}
+
+// look reads an account. A read that is answered misses nothing that was answered
+// before it began.
+func (w *world) look(name, id string, atLeast uint64) {
+	answer, err := w.ask(name, id, &nodev1.ForwardRequest{Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{
+		Entity: &writv1.EntityRef{Kind: "account", Id: id},
+	}}})
+	if err != nil {
+		return
+	}
+	w.count("reads")
+	if got := answer.GetRead().GetVersion(); got < atLeast {
+		w.t.Errorf("seed %d: %s is read at version %d, but was at %d before", w.seed, id, got, atLeast)
+	}
+}
+
+// ask sends a request once, through any node, to a node that may lead.
+func (w *world) ask(name, id string, req *nodev1.ForwardRequest) (answer *nodev1.ForwardResponse, err error) {
+	dice := w.dice("call %s", name)
+	req.Shard, req.Tenant = shardOf(id), "t"
+	via, to := w.roll(dice, nodes), w.groups[req.GetShard()].guess(dice)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(20+w.roll(dice, 1500))*time.Millisecond)
 	defer cancel()
 	got := make(chan *nodev1.ForwardResponse, 2)
@@ -301,9 +328,7 @@ func (w *world) call(name, id, key string, command proto.Message) (answer *writv
 		if rt == nil {
 			return errNetwork
 		}
-		res, err := rt.Forward(ctx, &nodev1.ForwardRequest{Shard: shard, Tenant: "t", Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
-			Entity: &writv1.EntityRef{Kind: "account", Id: id}, IdempotencyKey: key, Command: packed,
-		}}})
+		res, err := rt.Forward(ctx, req)
 		if err == nil {
 			got <- res
 		}
@@ -312,7 +337,7 @@ func (w *world) call(name, id, key string, command proto.Message) (answer *writv
 	if err != nil {
 		return nil, err
 	}
-	return (<-got).GetSubmit(), nil
+	return <-got, nil
 }
 
 func refOf(id string) entity.Ref { return entity.Ref{Tenant: "t", Kind: "account", ID: id} }

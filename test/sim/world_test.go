@@ -57,6 +57,7 @@ type node struct {
 }
 
 func newWorld(t *testing.T, seed uint64, dir string) *world {
+	t.Helper()
 	w := &world{t: t, seed: seed, dir: dir, chance: map[string]*rand.Rand{}, tally: map[string]int{}, began: time.Now()}
 	var err error
 	if w.registry, err = entity.NewRegistry(account.Kinds()...); err != nil {
@@ -121,7 +122,7 @@ func (n *node) start() {
 	w := n.world
 	rt, err := actors.New(actors.Config{
 		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: shards, Courier: &courier{w, n.number},
-		SendTimeout: time.Second, Passivation: time.Second, Logger: slog.New(slog.DiscardHandler),
+		SendTimeout: time.Second, Retry: actors.Retry{First: 20 * time.Millisecond, Most: time.Second, Steady: true}, Passivation: time.Second, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -281,7 +282,7 @@ type courier struct {
 func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
 	w := c.world
 	source, destination := req.GetRows()[0].GetSource(), req.GetRows()[0].GetDestination()
-	dice := w.dice("lane %d %s %s", c.from, source.GetId(), destination.GetId())
+	dice := w.dice("lane %d %s %s %d", c.from, source.GetId(), destination.GetId(), req.GetRows()[0].GetLaneSequence())
 	shard := sharding.Locate(shards, entity.Ref{Tenant: destination.GetTenant(), Kind: destination.GetKind(), ID: destination.GetId()})
 	to := w.groups[shard].guess(dice)
 	got := make(chan *nodev1.DeliverResponse, 2)
