@@ -232,7 +232,13 @@ func (a *activation) room() error {
 // decide runs the handler and proposes what it decided.
 func (a *activation) decide(c *call, s *submit) {
 	now := time.Now()
-	d, err := a.run(s.handler, entity.NewContext(a.ref, entity.Ref{}, now.UTC()), s.command)
+	hand := commandInHand(a.ref, s.id.commandType, s.id.key)
+	if n := a.rt.cfg.Hands.Crashes(hand); n >= a.rt.cfg.MaxCrashes {
+		c.refuse(entity.Errorf(entity.HandlerPanic, "the process of node %s has ended %d times while it ran the command's handler: it is not run there again",
+			a.rt.cfg.Node, n))
+		return
+	}
+	d, err := a.run(s.handler, entity.NewContext(a.ref, entity.Ref{}, now.UTC()), s.command, hand)
 	var commit *recordv1.Commit
 	rejected := (*entity.Rejection)(nil)
 	if err == nil {

@@ -56,6 +56,8 @@ type Config struct {
 	Admit func(shard uint32) error
 	// Freshness is told by STALE reads. Nil: zero values.
 	Freshness Freshness
+	// Hands may be nil: then nothing is known of what has ended the process.
+	Hands Hands
 	// Metrics may be nil.
 	Metrics Metrics
 	// Logger may be nil.
@@ -92,6 +94,9 @@ func (c Config) withDefaults() Config {
 	set(&c.TimerSkew, 100*time.Millisecond)
 	c.TimerSkew = max(0, c.TimerSkew)
 	set(&c.Passivation, 5*time.Minute)
+	if c.Hands == nil {
+		c.Hands = noHands{}
+	}
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
 	}

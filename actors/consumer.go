@@ -261,7 +261,11 @@ func (a *activation) handleEvent(row *recordv1.Row) (*decision, *nodev1.Refusal,
 		// count it would park the lane: it waits until this node is newer too.
 		return nil, nil, entity.Errorf(entity.NotExecuted, "event %s has a field that node %s does not know: %s", name, a.rt.cfg.Node, path)
 	}
-	d, err := a.run(h, entity.NewContext(a.ref, fromRef(row.GetSource()), time.Now().UTC()), event)
+	hand := rowInHand(a.ref, row)
+	if a.rt.cfg.Hands.Count(hand) { // the source counts it before it sends the row again
+		return nil, refusal(nodev1.Refusal_CRASHED, "%s", a.crashReason()), nil
+	}
+	d, err := a.run(h, entity.NewContext(a.ref, fromRef(row.GetSource()), time.Now().UTC()), event, hand)
 	if err != nil {
 		return nil, a.rowRefusal(err), nil
 	}

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 
 	"writ/internal/mutant"
+	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -38,7 +39,7 @@ func (r *relay) settle(l *lane) {
 		r.later(l, pauseRefused, l.delay.NextBackOff())
 		return
 	}
-	if d.park || int(l.state.attempts) >= r.rt.cfg.MaxAttempts {
+	if d.park || int(l.state.attempts) >= r.most(d) {
 		park := &recordv1.Park{LaneSequence: d.sequence, Reason: d.reason}
 		r.update(l, &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Park{Park: park}})
 		return
@@ -69,7 +70,7 @@ func (r *relay) marked(m *marked) {
 	case *recordv1.LaneUpdate_Attempt:
 		state.attempts = change.Attempt.GetCount()
 		r.rt.cfg.Metrics.Add(Attempts, label(counted), 1)
-		if int(state.attempts) < r.rt.cfg.MaxAttempts { // else settle parks the lane
+		if int(state.attempts) < r.most(counted) { // else settle parks the lane
 			l.decision = nil
 			r.later(l, pauseRefused, l.delay.NextBackOff())
 		}
@@ -85,6 +86,14 @@ func (r *relay) marked(m *marked) {
 	r.confirm(l)
 	r.settle(l)
 	r.pump(l)
+}
+
+// most is the number of attempts after which a lane is parked.
+func (r *relay) most(d *decisionOnRow) int {
+	if d != nil && d.kind == nodev1.Refusal_CRASHED {
+		return r.rt.cfg.MaxCrashes
+	}
+	return r.rt.cfg.MaxAttempts
 }
 
 func label(d *decisionOnRow) string {

@@ -351,9 +351,14 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		a.failTimer(c, fired, now, "the command's bytes are not a "+name, true)
 		return
 	}
+	hand := commandInHand(a.ref, name, timerKey(fired.name, timer.GetSet()))
+	if a.rt.cfg.Hands.Count(hand) {
+		a.failTimer(c, fired, now, a.crashReason(), false)
+		return
+	}
 	ctx := entity.NewContext(a.ref, entity.Ref{}, now.UTC())
 	ctx.SetDue(time.Unix(0, timer.GetDue()).UTC())
-	d, err := a.run(h, ctx, command)
+	d, err := a.run(h, ctx, command, hand)
 	commit := a.emptyCommit()
 	rejected := (*entity.Rejection)(nil)
 	if err == nil {
@@ -470,6 +475,3 @@ func (a *activation) failTimer(c *call, fired *firedTimer, now time.Time, reason
 	}}
 	a.advance(p)
 }
-
-// crashed begins the reason of what has ended the process before.
-const crashed = "the process ended"

@@ -41,6 +41,7 @@ type Node struct {
 	http      *http.Server
 	listeners listeners
 	disk      *diskGuard
+	hands     *hands
 
 	inner    atomic.Pointer[parts] // nil until the cluster is formed
 	draining atomic.Bool
@@ -90,6 +91,9 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	if err := n.identity.UseClusterName(n.cfg.Cluster); err != nil {
+		return err
+	}
+	if n.hands, err = openHands(n.cfg.Dir, n.log); err != nil {
 		return err
 	}
 	n.disk = newDiskGuard(n.cfg.Dir, n.cfg.FreeMin, n.log, n.leaveLeading)
@@ -210,7 +214,9 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 	n.metrics, n.meter = newMetrics(registry), newMeter(registry)
 	n.auditor, n.watcher = newAuditor(n, registry), newWatcher(n)
 	writv1.RegisterGuaranteeServiceServer(n.server.Registrar(), &guaranteeService{node: n, credentials: credentials})
-	registry.MustRegister(shardCollector{n}, guaranteeCollector{n})
+	registry.MustRegister(shardCollector{n}, guaranteeCollector{n}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "writ_crashes_in_hand", Help: "Commands and events that handlers had in hand when a process of this node ended, in the last 24 h.",
+	}, func() float64 { return float64(n.hands.known()) }))
 	n.http = newHTTPServer(n.Readiness, func() bool { return n.parts() != nil }, registry)
 	return nil
 }

@@ -1,0 +1,57 @@
+package actors
+
+import (
+	"strconv"
+
+	"writ/actors/entity"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// Hands remembers what handlers have in hand beyond the end of the process, so
+// that what ends it is found. Its methods may be called from any goroutine.
+type Hands interface {
+	// Take notes that a handler has begun. The function notes that it has ended.
+	Take(what string) (leave func())
+	// Crashes is how often a process of this node has ended with this in hand.
+	Crashes(what string) int
+	// Count is true once for every such time: the caller counts it through the log.
+	Count(what string) bool
+}
+
+// noHands remembers nothing.
+type noHands struct{}
+
+func (noHands) Take(string) func() { return func() {} }
+func (noHands) Crashes(string) int { return 0 }
+func (noHands) Count(string) bool  { return false }
+
+// crashed begins the reason of what has ended the process before.
+const crashed = "the process of node "
+
+// crashReason says why something is not run now.
+func (a *activation) crashReason() string {
+	return crashed + a.rt.cfg.Node + " ended while the handler ran"
+}
+
+// commandInHand names a command that is in hand.
+func commandInHand(ref entity.Ref, commandType, key string) string {
+	b := append(make([]byte, 0, 128), "command "...)
+	b = append(b, commandType...)
+	b = append(b, " key "...)
+	b = strconv.AppendQuote(b, key)
+	return string(appendEntity(append(b, " of "...), ref))
+}
+
+// rowInHand names a row that is in hand.
+func rowInHand(ref entity.Ref, row *recordv1.Row) string {
+	b := appendEntity(append(make([]byte, 0, 128), "event "...), fromRef(row.GetSource()))
+	b = strconv.AppendUint(append(b, '#'), row.GetEpoch(), 10)
+	b = strconv.AppendUint(append(b, '.'), row.GetSequence(), 10)
+	return string(appendEntity(append(b, " in "...), ref))
+}
+
+func appendEntity(b []byte, ref entity.Ref) []byte {
+	b = append(strconv.AppendQuote(b, ref.Tenant), '/')
+	b = append(append(b, ref.Kind...), '/')
+	return strconv.AppendQuote(b, ref.ID)
+}

@@ -1,0 +1,200 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// hands remembers, beyond the end of the process, what the handlers have in hand.
+// It is a small file mapped into memory: a write costs no system call, and the
+// kernel keeps it when the process dies, however it dies. Nothing is synced, so it
+// knows nothing after the machine has died: then it was not a handler.
+//
+// What was in hand when a process ended is not proven guilty: other handlers ran
+// beside it. So it is counted, and only what is found again and again is stopped.
+// The counts stand in a second file, as JSON. Its methods may be called from any
+// goroutine.
+type hands struct {
+	path string
+	log  *slog.Logger
+	data []byte
+
+	mu      sync.Mutex
+	free    []int
+	crashes map[string]*crashCount
+}
+
+// crashCount is how often the process has ended with something in hand.
+type crashCount struct {
+	Crashes int `json:"crashes"`
+	// Counted are the crashes that were counted elsewhere, through the log.
+	Counted int       `json:"counted"`
+	Last    time.Time `json:"last"`
+}
+
+const (
+	handsFile   = "hands"
+	crashesFile = "crashes.json"
+	handSlots   = 256
+	// A slot is a flag, the length of a text, and the text.
+	handSize = 1024
+	handHead = 8
+	// crashesKept is how long a crash is remembered.
+	crashesKept = 24 * time.Hour
+)
+
+// openHands opens the files in a node's folder, counts what was in hand when the
+// last process ended, and says so in the log.
+func openHands(dir string, log *slog.Logger) (*hands, error) {
+	h := &hands{path: filepath.Join(dir, crashesFile), log: log, crashes: map[string]*crashCount{}}
+	f, err := os.OpenFile(filepath.Join(dir, handsFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open crash marker: %w", err)
+	}
+	// The map stays until the process ends: a handler that outlives its node still
+	// writes to it.
+	defer func() { _ = f.Close() }()
+	if err := f.Truncate(handSlots * handSize); err != nil {
+		return nil, fmt.Errorf("open crash marker: %w", err)
+	}
+	if h.data, err = syscall.Mmap(int(f.Fd()), 0, handSlots*handSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED); err != nil {
+		return nil, fmt.Errorf("map crash marker: %w", err)
+	}
+	h.load()
+	for slot := range handSlots {
+		h.free = append(h.free, slot)
+		if h.flag(slot).Swap(0) != 0 {
+			h.found(h.text(slot))
+		}
+	}
+	h.save()
+	return h, nil
+}
+
+func (h *hands) flag(slot int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&h.data[slot*handSize])) // aligned: a slot is 1024 bytes
+}
+
+func (h *hands) text(slot int) string {
+	b := h.data[slot*handSize : (slot+1)*handSize]
+	size := int(b[4]) | int(b[5])<<8
+	return string(b[handHead:min(handHead+size, handSize)])
+}
+
+// short is a text that fits into a slot.
+func short(what string) string {
+	const most = handSize - handHead
+	if len(what) <= most {
+		return what
+	}
+	return fmt.Sprintf("%s…%016x", what[:most-24], xxhash.Sum64String(what))
+}
+
+// Take implements actors.Hands. If more handlers run than there are slots, some
+// are not noted.
+func (h *hands) Take(what string) (leave func()) {
+	what = short(what)
+	h.mu.Lock()
+	if len(h.free) == 0 {
+		h.mu.Unlock()
+		return func() {}
+	}
+	slot := h.free[len(h.free)-1]
+	h.free = h.free[:len(h.free)-1]
+	h.mu.Unlock()
+	b := h.data[slot*handSize : (slot+1)*handSize]
+	b[4], b[5] = byte(len(what)), byte(len(what)>>8)
+	copy(b[handHead:], what)
+	h.flag(slot).Store(1)
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.flag(slot).Store(0)
+		h.free = append(h.free, slot)
+	}
+}
+
+// Crashes implements actors.Hands.
+func (h *hands) Crashes(what string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if c := h.crashes[short(what)]; c != nil {
+		return c.Crashes
+	}
+	return 0
+}
+
+// Count implements actors.Hands.
+func (h *hands) Count(what string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := h.crashes[short(what)]
+	if c == nil || c.Counted >= c.Crashes {
+		return false
+	}
+	c.Counted++
+	h.save()
+	return true
+}
+
+// found counts one thing that was in hand.
+func (h *hands) found(what string) {
+	c := h.crashes[what]
+	if c == nil {
+		c = &crashCount{}
+		h.crashes[what] = c
+	}
+	c.Crashes++
+	c.Last = time.Now()
+	h.log.Warn("the process ended while a handler had this in hand", slog.String("what", what), slog.Int("times", c.Crashes))
+}
+
+// known is the number of things that were in hand when a process ended.
+func (h *hands) known() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.crashes)
+}
+
+func (h *hands) load() {
+	text, err := os.ReadFile(h.path)
+	if err == nil {
+		err = json.Unmarshal(text, &h.crashes)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		h.log.Warn("what was counted of crashes cannot be read: counting begins anew", slog.Any("error", err))
+	}
+	if h.crashes == nil {
+		h.crashes = map[string]*crashCount{}
+	}
+	for what, c := range h.crashes {
+		if c == nil || time.Since(c.Last) > crashesKept {
+			delete(h.crashes, what)
+		}
+	}
+}
+
+// save writes the counts. A failure costs no more than a count.
+func (h *hands) save() {
+	text, err := json.MarshalIndent(h.crashes, "", "  ")
+	if err == nil {
+		temp := h.path + ".new"
+		if err = os.WriteFile(temp, text, 0o600); err == nil {
+			err = os.Rename(temp, h.path)
+		}
+	}
+	if err != nil {
+		h.log.Warn("what was counted of crashes cannot be written", slog.Any("error", err))
+	}
+}

@@ -1,0 +1,262 @@
+// Package crash tests what ends a node's process: a handler that calls os.Exit,
+// run in real processes that a supervisor starts again.
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"writ/actors/account"
+	"writ/actors/client"
+	"writ/actors/entity"
+	"writ/cmd/node/node"
+	accountv1 "writ/proto/writ/account/v1"
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+const (
+	dirVariable  = "WRIT_CRASH_DIR"
+	addrVariable = "WRIT_CRASH_ADDRESSES"
+	exitCode     = 77
+)
+
+// TestMain is the node's process, too.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(dirVariable); dir != "" {
+		if err := serve(dir, strings.Split(os.Getenv(addrVariable), ",")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// deadly is a kind whose handlers end the process when they are told to.
+func deadly() entity.Definer {
+	k := entity.NewKind[*wrapperspb.Int64Value]("deadly")
+	entity.Handle(k, func(c *entity.Context, s *wrapperspb.Int64Value, cmd *wrapperspb.StringValue) (*wrapperspb.Int64Value, error) {
+		switch cmd.GetValue() {
+		case "exit":
+			os.Exit(exitCode)
+		case "timer":
+			c.SetTimer("bomb", entity.Timer{Command: &wrapperspb.StringValue{Value: "exit"}})
+		case "event":
+			c.Emit(entity.To("deadly", "target"), &wrapperspb.BoolValue{Value: true})
+		case "good":
+			c.Emit(entity.To("deadly", "other"), &wrapperspb.BoolValue{})
+		}
+		s.Value++
+		return s, nil
+	})
+	entity.On(k, func(_ *entity.Context, s *wrapperspb.Int64Value, e *wrapperspb.BoolValue) error {
+		if e.GetValue() {
+			os.Exit(exitCode)
+		}
+		s.Value++
+		return nil
+	})
+	return k
+}
+
+func serve(dir string, addr []string) error {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	n, err := node.Start(context.Background(), node.Config{
+		ID: "n1", Dir: dir, GRPC: addr[0], HTTP: addr[1], Gossip: addr[2], Raft: addr[3],
+		InitialNodes: []string{"n1"}, Cluster: "crash", Shards: 2, Kinds: append(account.Kinds(), deadly()), Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	<-ctx.Done()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return n.Stop(ctx)
+}
+
+// supervised is a node that is started again whenever its process ends.
+type supervised struct {
+	t      *testing.T
+	addr   []string
+	deaths atomic.Int64
+}
+
+func supervise(t *testing.T) *supervised {
+	t.Helper()
+	dir := t.TempDir()
+	s := &supervised{t: t, addr: ports(t, 4)}
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			cmd := exec.CommandContext(ctx, os.Args[0])
+			cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+			cmd.WaitDelay = 15 * time.Second
+			cmd.Env = append(os.Environ(), dirVariable+"="+filepath.Join(dir, "n1"), addrVariable+"="+strings.Join(s.addr, ","))
+			cmd.Stderr = log
+			err := cmd.Run()
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == exitCode {
+				s.deaths.Add(1)
+			} else if ctx.Err() == nil {
+				t.Errorf("the node ended: %v", err)
+				return
+			}
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+		if t.Failed() {
+			_, _ = log.Seek(0, io.SeekStart)
+			text, _ := io.ReadAll(log)
+			t.Logf("log:\n%s", text[max(0, len(text)-8000):])
+		}
+		_ = log.Close()
+	})
+	return s
+}
+
+func ports(t *testing.T, n int) []string {
+	t.Helper()
+	var list []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		list = append(list, l.Addr().String())
+	}
+	return list
+}
+
+func (s *supervised) client() *client.Client {
+	s.t.Helper()
+	cl, err := client.New(client.Config{Addresses: s.addr[:1]})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = cl.Close() })
+	return cl
+}
+
+func (s *supervised) submit(ctx context.Context, cl *client.Client, id, what string) error {
+	_, err := cl.Submit(ctx, "deadly", id, what, &wrapperspb.StringValue{Value: what}, client.SubmitOptions{})
+	return err
+}
+
+// A command, an event and a timer that end the process are each stopped after
+// three times; then the node lives, and nothing else has been lost.
+func TestWhatEndsTheProcessIsStopped(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	s := supervise(t)
+	cl := s.client()
+	if _, err := cl.Submit(ctx, "account", "alice", "1", &accountv1.Deposit{AmountMinor: 5, Currency: "EUR"}, client.SubmitOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.submit(ctx, cl, "source", "good"); err != nil {
+		t.Fatal(err)
+	}
+
+	err := s.submit(ctx, cl, "command", "exit") // the client goes on until it has an answer
+	if e, ok := errors.AsType[*client.Error](err); !ok || e.Reason != string(entity.HandlerPanic) || !strings.Contains(e.Error(), "ended") {
+		t.Errorf("the deadly command: %v", err)
+	}
+	if n := s.deaths.Load(); n != 3 {
+		t.Errorf("the command ended the process %d times", n)
+	}
+
+	if err := s.submit(ctx, cl, "source", "event"); err != nil {
+		t.Fatal(err)
+	}
+	lane := s.parked(ctx)
+	if !strings.Contains(lane.GetReason(), "CRASHED") || lane.GetAttempts() != 3 {
+		t.Errorf("lane: %v", lane)
+	}
+	if n := s.deaths.Load(); n != 6 {
+		t.Errorf("command and event ended the process %d times", n)
+	}
+
+	if err := s.submit(ctx, cl, "timed", "timer"); err != nil {
+		t.Fatal(err)
+	}
+	version := s.version(ctx, cl, "timed", 4) // the command, and three failures of the timer
+	if n := s.deaths.Load(); n != 9 || version != 4 {
+		t.Errorf("with the timer the process ended %d times, version %d", n, version)
+	}
+
+	if res, err := cl.Read(ctx, "account", "alice", client.ReadOptions{}); err != nil || res.Version != 1 {
+		t.Errorf("account: %v, %v", res, err)
+	}
+	if err := s.submit(ctx, cl, "source2", "good"); err != nil {
+		t.Fatal(err)
+	}
+	if version := s.version(ctx, cl, "other", 2); version != 2 {
+		t.Errorf("good events: version %d", version)
+	}
+}
+
+// version waits until an entity has reached a version.
+func (s *supervised) version(ctx context.Context, cl *client.Client, id string, least uint64) uint64 {
+	s.t.Helper()
+	res, err := cl.Read(ctx, "deadly", id, client.ReadOptions{MinVersion: least})
+	if err != nil {
+		s.t.Fatalf("read %s: %v", id, err)
+	}
+	return res.Version
+}
+
+// parked waits for the one lane that is parked.
+func (s *supervised) parked(ctx context.Context) *recordv1.Lane {
+	s.t.Helper()
+	conn, err := grpc.NewClient(s.addr[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	admin := nodev1.NewAdminServiceClient(conn)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for shard := range uint32(2) {
+			stream, err := admin.ListLanes(ctx, &nodev1.ListLanesRequest{Shard: shard, ParkedOnly: true}, grpc.WaitForReady(true))
+			if err != nil {
+				continue
+			}
+			if l, err := stream.Recv(); err == nil {
+				return l.GetLane()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			s.t.Fatal("no lane is parked")
+		case <-tick.C:
+		}
+	}
+}
