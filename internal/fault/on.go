@@ -32,9 +32,9 @@ type board struct {
 
 // current is the process's board: a point is a place in the code, not a thing that
 // could be handed around.
-var current = sync.OnceValue(func() *board {
+var current = sync.OnceValue(func() *board { //nolint:gochecknoglobals // one per process, and only in a build for tests
 	b := &board{armed: map[Name]*armed{}}
-	for _, part := range strings.Split(os.Getenv(Variable), ",") {
+	for part := range strings.SplitSeq(os.Getenv(Variable), ",") {
 		if name, action, ok := strings.Cut(part, "="); ok {
 			if err := b.arm(Name(name), Action(action), 1); err != nil {
 				panic(err)
