@@ -83,7 +83,7 @@ func (r *rig) hurt(config WorkloadConfig, steps []Step) {
 	stop()
 	wg.Wait()
 	r.t.Logf("what was done: %v\n%s", n.Faults(), n.Report())
-	must(r.t, err)
+	r.check("faults", err)
 	must(r.t, r.links.AwaitMembers(within(r.t, time.Minute), r.cluster.Nodes(), len(r.cluster.Nodes())))
 	r.verify(w, hedge)
 }

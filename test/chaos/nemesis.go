@@ -88,10 +88,12 @@ type Nemesis struct {
 	mu     sync.Mutex
 	events []Event
 	counts map[Fault]int
+	wrong  []error // what went wrong without ending the run
 }
 
 // Run executes the schedule until it is over or ctx ends, and heals everything
-// before it returns. It fails if a node does not come back.
+// before it returns. It fails at once if a node does not come back, and at the
+// end if one did not stop as it should.
 func (n *Nemesis) Run(ctx context.Context) error {
 	n.start, n.counts = time.Now(), map[Fault]int{}
 	if n.Ready == 0 {
@@ -99,7 +101,7 @@ func (n *Nemesis) Run(ctx context.Context) error {
 	}
 	for _, step := range n.Steps {
 		if pause(ctx, step.After); ctx.Err() != nil {
-			return nil
+			break
 		}
 		if err := n.do(context.WithoutCancel(ctx), step); err != nil {
 			n.note("%s: %v", step.Fault, err)
@@ -107,7 +109,7 @@ func (n *Nemesis) Run(ctx context.Context) error {
 		}
 		n.counts[step.Fault]++
 	}
-	return nil
+	return errors.Join(n.wrong...)
 }
 
 func (n *Nemesis) do(ctx context.Context, s Step) error {
@@ -235,7 +237,7 @@ func (n *Nemesis) rolling(ctx context.Context, random *rand.Rand) error {
 		}
 		n.note("stopped %s: exit %d after %v", nodes[i], code, took.Round(time.Millisecond))
 		if code != 0 {
-			return fmt.Errorf("%s ended with exit code %d", nodes[i], code)
+			n.wrong = append(n.wrong, fmt.Errorf("%s ended with exit code %d after %v: %s", nodes[i], code, took, n.Cluster.Logs(nodes[i], 1)))
 		}
 		if err := n.revive(ctx, nodes[i]); err != nil {
 			return err

@@ -110,7 +110,7 @@ func TestProcessKillAllUnderLoad(t *testing.T) {
 	stop()
 	wg.Wait()
 	t.Logf("what was done:\n%s", n.Report())
-	must(t, err)
+	r.check("faults", err)
 	r.verify(w, hedge)
 }
 

@@ -157,6 +157,6 @@ func TestProcessNemesis(t *testing.T) {
 	stop()
 	wg.Wait()
 	t.Logf("what was done: %v\n%s", n.Faults(), n.Report())
-	must(t, err)
+	r.check("faults", err)
 	r.verify(w, hedge)
 }
