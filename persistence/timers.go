@@ -44,11 +44,10 @@ func dueKey(key string, value []byte) (due string, ok bool) {
 
 // nextOf is when an encoded Payload, if it is a timer, is tried next; 0 if never.
 func nextOf(payload []byte) int64 {
-	kind, _ := bytesField(payload, 1)
-	if string(kind) != timerType {
+	if string(bytesField(payload, 1)) != timerType {
 		return 0
 	}
-	data, _ := bytesField(payload, 3)
+	data := bytesField(payload, 3)
 	for len(data) > 0 {
 		number, wire, n := protowire.ConsumeTag(data)
 		if n < 0 {
@@ -70,24 +69,25 @@ func nextOf(payload []byte) int64 {
 	return 0
 }
 
-// bytesField is the first field with a number among encoded fields.
-func bytesField(b []byte, want protowire.Number) (value []byte, ok bool) {
+// bytesField is the first field with a number among encoded fields, nil if there is
+// none.
+func bytesField(b []byte, want protowire.Number) []byte {
 	for len(b) > 0 {
 		number, wire, n := protowire.ConsumeTag(b)
 		if n < 0 {
-			return nil, false
+			return nil
 		}
 		b = b[n:]
 		if number == want && wire == protowire.BytesType {
-			v, n := protowire.ConsumeBytes(b)
-			return v, n >= 0
+			v, _ := protowire.ConsumeBytes(b)
+			return v
 		}
 		if n = protowire.ConsumeFieldValue(number, wire, b); n < 0 {
-			return nil, false
+			return nil
 		}
 		b = b[n:]
 	}
-	return nil, false
+	return nil
 }
 
 // indexTimer keeps the index of times beside a timer that changes; nil is absent.

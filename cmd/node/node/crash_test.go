@@ -1,6 +1,4 @@
-// Package crash tests what ends a node's process: a handler that calls os.Exit,
-// run in real processes that a supervisor starts again.
-package crash
+package node_test
 
 import (
 	"context"
@@ -33,6 +31,8 @@ import (
 	recordv1 "writ/proto/writ/record/v1"
 )
 
+// What ends a node's process: handlers that call os.Exit, run in real processes
+// that a supervisor starts again.
 const (
 	dirVariable  = "WRIT_CRASH_DIR"
 	addrVariable = "WRIT_CRASH_ADDRESSES"
