@@ -115,10 +115,14 @@ func TestBrokenPreconditionsShow(t *testing.T) {
 	if _, err := set(&nodev1.SetContractRequest{Window: new(int64(time.Hour)), WindowByKind: map[string]int64{"account": int64(2 * time.Hour)}}); err != nil {
 		t.Fatal(err)
 	}
-	g := c.awaitPrecondition("n2", "window_agreed", false)
-	if g.GetContract().GetWindow().AsDuration() != time.Hour || g.GetContract().GetWindowByKind()["account"].AsDuration() != 2*time.Hour {
-		t.Errorf("contract %v", g.GetContract())
-	}
+	c.awaitPrecondition("n2", "window_agreed", false)
+	eventually(t, func(ctx context.Context) (*writv1.Guarantee, error) { // n2 may hear of it later than n1
+		g, err := c.guarantee(ctx, "n2")
+		if got := g.GetContract(); err == nil && (got.GetWindow().AsDuration() != time.Hour || got.GetWindowByKind()["account"].AsDuration() != 2*time.Hour) {
+			err = fmt.Errorf("contract %v", got)
+		}
+		return g, err
+	})
 	for name, bad := range map[string]*nodev1.SetContractRequest{
 		"window below the horizon":   {Window: new(int64(time.Second))},
 		"horizon above a kind's own": {RetryHorizon: new(int64(time.Minute))},
@@ -135,7 +139,7 @@ func TestBrokenPreconditionsShow(t *testing.T) {
 	c.awaitPrecondition("n2", "window_agreed", true)
 
 	c.phantom()
-	g = c.awaitPrecondition("n2", "lanes_agree", false)
+	g := c.awaitPrecondition("n2", "lanes_agree", false)
 	if !strings.Contains(g.String(), "phantom: lane") {
 		t.Errorf("no reason: %v", g)
 	}

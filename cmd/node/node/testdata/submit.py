@@ -14,6 +14,13 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 
+def message_class(pool, name):
+    descriptor = pool.FindMessageTypeByName(name)
+    if hasattr(message_factory, "GetMessageClass"):
+        return message_factory.GetMessageClass(descriptor)
+    return message_factory.MessageFactory(pool).GetPrototype(descriptor)  # before 4.22
+
+
 def main():
     job = json.load(sys.stdin)
     pool = descriptor_pool.DescriptorPool()
@@ -22,7 +29,7 @@ def main():
         pool.Add(f)
 
     def new(name):
-        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))()
+        return message_class(pool, name)()
 
     order = new("writ.testing.v1.Order")
     order.amount_minor = job["amount"]
@@ -42,7 +49,7 @@ def main():
     request.command.type_url = "type.googleapis.com/writ.testing.v1.Order"
     request.command.value = order.SerializeToString()
 
-    response = message_factory.GetMessageClass(pool.FindMessageTypeByName("writ.v1.SubmitResponse"))
+    response = message_class(pool, "writ.v1.SubmitResponse")
     with grpc.insecure_channel(sys.argv[1]) as channel:
         call = channel.unary_unary(
             "/writ.v1.EntityService/Submit",
