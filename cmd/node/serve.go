@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"writ/cmd/node/node"
@@ -25,6 +27,7 @@ type serveCommand struct {
 	clusterFlags `embed:""`
 	FreeMinMB    uint64        `name:"free-min-mb" default:"256" env:"WRIT_FREE_MIN_MB" help:"Free space of the data disk, MiB, below which the node takes no commands and hands its leaderships over."`
 	DeadGrace    time.Duration `default:"5m" env:"WRIT_DEAD_GRACE" help:"How long a node may be away before its replicas are placed elsewhere."`
+	Limits       string        `env:"WRIT_LIMITS" type:"existingfile" help:"JSON file with limits that differ from the default ones; docs/limits.md lists them."`
 	Verbose      bool          `help:"Log more."`
 }
 
@@ -46,11 +49,21 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	if c.Cluster == "" {
 		return errors.New("--cluster (WRIT_CLUSTER) is missing: give all nodes of one cluster the same name, so that nodes of another cannot slip in")
 	}
+	limits := node.DefaultLimits()
+	if c.Limits != "" {
+		text, err := os.ReadFile(c.Limits)
+		if err != nil {
+			return err
+		}
+		if limits, err = node.ParseLimits(text); err != nil {
+			return fmt.Errorf("%s: %w", c.Limits, err)
+		}
+	}
 	n, err := node.Start(ctx, node.Config{
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
-		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace,
+		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
 		Logger: newLogger(std.err, c.ID, c.Verbose),
 	})
 	if err != nil {

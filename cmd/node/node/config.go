@@ -46,6 +46,8 @@ type Config struct {
 	// DeadNodeGrace is how long a node may be away before its replicas are
 	// placed elsewhere.
 	DeadNodeGrace time.Duration
+	// Limits are DefaultLimits if left zero.
+	Limits Limits
 	// FreeMin is the free space of the data disk, bytes, below which the node
 	// takes no commands and hands its leaderships over; 256 MiB if 0.
 	FreeMin uint64
@@ -77,6 +79,9 @@ func (c Config) withDefaults() Config {
 	}
 	if len(c.InitialNodes) == 0 && len(c.Join) == 0 {
 		c.InitialNodes = []string{c.ID}
+	}
+	if c.Limits == (Limits{}) {
+		c.Limits = DefaultLimits()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -127,6 +132,9 @@ func (c Config) Validate() error {
 	}
 	if c.RetryHorizon < 0 || (c.Window != 0 && c.RetryHorizon > c.Window) {
 		errs = append(errs, fmt.Errorf("retry horizon is %v, the window %v: a retry must find its key", c.RetryHorizon, c.Window))
+	}
+	if err := c.Limits.Validate(); err != nil && c.Limits != (Limits{}) {
+		errs = append(errs, err)
 	}
 	if _, err := c.gossipKey(); err != nil {
 		errs = append(errs, err)

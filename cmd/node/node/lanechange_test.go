@@ -125,16 +125,20 @@ func TestOperatorsVerbs(t *testing.T) {
 		}
 	}
 	change := func(id string, verb nodev1.ChangeLaneRequest_Verb, sequence uint64) (*recordv1.Lane, error) {
-		res, err := admin.ChangeLane(t.Context(), &nodev1.ChangeLaneRequest{
-			Lane: &nodev1.LaneName{Source: pickyRef(id), Destination: pickyRef("x-" + id)},
-			Verb: verb, Sequence: sequence, Reason: "maintenance",
+		res, err := patiently(t, func(ctx context.Context) (*nodev1.ChangeLaneResponse, error) {
+			return admin.ChangeLane(ctx, &nodev1.ChangeLaneRequest{
+				Lane: &nodev1.LaneName{Source: pickyRef(id), Destination: pickyRef("x-" + id)},
+				Verb: verb, Sequence: sequence, Reason: "maintenance",
+			})
 		})
 		return res.GetLane().GetLane(), err
 	}
 	show := func(id string) *nodev1.ShowLaneResponse {
 		t.Helper()
-		res, err := admin.ShowLane(t.Context(), &nodev1.ShowLaneRequest{
-			Lane: &nodev1.LaneName{Source: pickyRef(id), Destination: pickyRef("x-" + id)}, Payloads: true,
+		res, err := patiently(t, func(ctx context.Context) (*nodev1.ShowLaneResponse, error) {
+			return admin.ShowLane(ctx, &nodev1.ShowLaneRequest{
+				Lane: &nodev1.LaneName{Source: pickyRef(id), Destination: pickyRef("x-" + id)}, Payloads: true,
+			})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -203,6 +207,18 @@ func TestOperatorsVerbs(t *testing.T) {
 	})
 }
 
+// patiently repeats a call while there is no leader, as the command line does.
+func patiently[T any](t *testing.T, call func(context.Context) (T, error)) (res T, err error) {
+	t.Helper()
+	eventually(t, func(ctx context.Context) (any, error) {
+		if res, err = call(ctx); status.Code(err) == codes.Unavailable {
+			return nil, err
+		}
+		return nil, nil
+	})
+	return res, err
+}
+
 func second[T any](_ T, err error) error { return err }
 
 func outboxOf(t *testing.T, c *testCluster, filter *nodev1.LaneFilter) []*nodev1.OutboxRow {
@@ -210,16 +226,23 @@ func outboxOf(t *testing.T, c *testCluster, filter *nodev1.LaneFilter) []*nodev1
 	var list []*nodev1.OutboxRow
 	admin := c.admin()
 	for shard := range uint32(4) {
-		stream, err := admin.ListOutbox(t.Context(), &nodev1.ListOutboxRequest{Shard: shard, Filter: filter})
-		for err == nil {
-			var row *nodev1.OutboxRow
-			if row, err = stream.Recv(); err == nil {
-				list = append(list, row)
+		rows, err := patiently(t, func(ctx context.Context) (rows []*nodev1.OutboxRow, err error) {
+			stream, err := admin.ListOutbox(ctx, &nodev1.ListOutboxRequest{Shard: shard, Filter: filter})
+			for err == nil {
+				var row *nodev1.OutboxRow
+				if row, err = stream.Recv(); err == nil {
+					rows = append(rows, row)
+				}
 			}
-		}
-		if !errors.Is(err, io.EOF) {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return rows, err
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
+		list = append(list, rows...)
 	}
 	return list
 }

@@ -181,7 +181,7 @@ func (n *Node) advertised(l net.Listener) string {
 }
 
 func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
-	limits := gateway.DefaultLimits()
+	limits := n.cfg.Limits.Gateway
 	if n.pool, err = gateway.NewPool(gateway.PoolConfig{Addresses: n.table, Limits: limits}); err != nil {
 		return err
 	}

@@ -1,0 +1,53 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"writ/actors"
+	"writ/actors/gateway"
+)
+
+// Limits are all limits of a node that can be set; docs/limits.md lists them. The
+// nodes of a cluster should have the same.
+type Limits struct {
+	// Entities bound what messages may hold and what handlers may make of them.
+	Entities actors.Limits `json:"entities"`
+	// Gateway bounds what a node takes in from clients and from other nodes.
+	Gateway gateway.Limits `json:"gateway"`
+}
+
+// DefaultLimits are those of a node that is given none.
+func DefaultLimits() Limits {
+	return Limits{Entities: actors.DefaultLimits(), Gateway: gateway.DefaultLimits()}
+}
+
+// ParseLimits reads limits from JSON, as docs/limits.md names them; what is left
+// out stays as it is by default.
+func ParseLimits(text []byte) (Limits, error) {
+	l := DefaultLimits()
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&l); err != nil {
+		return l, fmt.Errorf("limits: %w", err)
+	}
+	return l, l.Validate()
+}
+
+// Validate checks all limits, each and against the others: what one part lets
+// through the next one must be able to carry.
+func (l Limits) Validate() error {
+	errs := []error{l.Entities.Validate(), l.Gateway.Validate()}
+	if l.Entities.Command < l.Gateway.Command {
+		errs = append(errs, fmt.Errorf("limit entities.Command (%d) is below limit gateway.Command (%d)", l.Entities.Command, l.Gateway.Command))
+	}
+	const envelope = 64 << 10
+	for name, size := range map[string]int{"Event": l.Entities.Event, "State": l.Entities.State, "Reply": l.Entities.Reply} {
+		if size+envelope > l.Gateway.Message {
+			errs = append(errs, fmt.Errorf("limit entities.%s (%d) does not fit into a message: gateway.Message is %d", name, size, l.Gateway.Message))
+		}
+	}
+	return errors.Join(errs...)
+}
