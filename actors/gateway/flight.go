@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"writ/actors/entity"
 )
 
 // DefaultSupersededGrace is how long an answer is still awaited from a node whose
@@ -17,28 +15,27 @@ const DefaultSupersededGrace = 250 * time.Millisecond
 // flight is a call in progress at another node.
 type flight struct {
 	at     target
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 	timer  *time.Timer // guarded by Router.mu; set once the node is superseded
 }
 
-// unlessSuperseded makes a sender that gives a call to another node up,
-// OUTCOME_UNKNOWN, when that node has been superseded and does not answer.
+// errSuperseded ends a call whose node has been superseded and does not answer.
+var errSuperseded = errors.New("it no longer leads the shard and does not answer")
+
+// unlessSuperseded makes a sender that gives a call to another node up when that
+// node has been superseded and does not answer: OUTCOME_UNKNOWN, or NOT_EXECUTED
+// if nothing was sent.
 func unlessSuperseded[Resp any](r *Router, send sender[Resp]) sender[Resp] {
 	return func(ctx context.Context, at target) (Resp, error) {
 		if at.node == r.cfg.Node {
 			return send(ctx, at)
 		}
-		own, cancel := context.WithCancel(ctx)
-		defer cancel()
+		own, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
 		f := &flight{at: at, cancel: cancel}
 		r.takeOff(f)
 		defer r.land(f)
-		resp, err := send(own, at)
-		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
-			err = entity.Errorf(entity.OutcomeUnknown, "node %s does not answer and no longer leads shard %d: retry with the same key",
-				short(at.node, 64), at.shard)
-		}
-		return resp, err
+		return send(own, at)
 	}
 }
 
@@ -68,6 +65,6 @@ func (r *Router) supersede(f *flight) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, flies := r.flights[f]; flies && f.timer == nil {
-		f.timer = time.AfterFunc(r.cfg.SupersededGrace, f.cancel)
+		f.timer = time.AfterFunc(r.cfg.SupersededGrace, func() { f.cancel(errSuperseded) })
 	}
 }

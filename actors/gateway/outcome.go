@@ -128,10 +128,13 @@ func FromStatus(ctx context.Context, err error, sent bool) error {
 	if e := decode(st); e != nil {
 		return e
 	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
 	text := cutText(st.Code().String() + ": " + st.Message())
+	if ctx.Err() != nil {
+		if !errors.Is(context.Cause(ctx), errSuperseded) {
+			return ctx.Err()
+		}
+		text = errSuperseded.Error()
+	}
 	if sent {
 		return entity.Errorf(entity.OutcomeUnknown, "the link to the node failed: %s", text)
 	}

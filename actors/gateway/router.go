@@ -47,7 +47,12 @@ const (
 const DefaultLeaderWait = 300 * time.Millisecond
 
 // triesMax bounds how often one call is tried while leaders come and go.
-const triesMax = 4
+const triesMax = 8
+
+// againFirst is the pause before a leader that has refused is asked again; it
+// doubles. A new leader is known for some milliseconds before it may serve: its
+// term has to be opened by an entry of the log.
+const againFirst = 10 * time.Millisecond
 
 // RouterConfig holds what a [Router] needs. All fields but the
 // durations must be set.
@@ -200,7 +205,7 @@ func (r *Router) replicas(shard uint32, preferred string) []target {
 type sender[Resp any] func(ctx context.Context, at target) (Resp, error)
 
 // toLeader tries, follows one redirect, and as long as nothing was executed
-// waits for the table to name another leader and tries again.
+// waits for the table to name another leader, or a little, and tries again.
 func toLeader[Resp any](ctx context.Context, r *Router, ref entity.Ref, wait time.Duration, send sender[Resp]) (Resp, error) {
 	var none Resp
 	n := r.cfg.Table.Shards()
@@ -210,6 +215,7 @@ func toLeader[Resp any](ctx context.Context, r *Router, ref entity.Ref, wait tim
 	shard := sharding.Locate(n, ref)
 	send = unlessSuperseded(r, send)
 	var over <-chan time.Time // runs from the first refusal
+	again := againFirst
 	for try := 1; ; try++ {
 		wakeup := r.wakeup() // before the table is read, so that no change is missed
 		tried := r.targets(shard)
@@ -220,9 +226,10 @@ func toLeader[Resp any](ctx context.Context, r *Router, ref entity.Ref, wait tim
 		if over == nil {
 			over = time.After(wait)
 		}
-		if try == triesMax || !r.waitForOther(ctx, shard, tried, wakeup, over) {
+		if try == triesMax || !r.waitForOther(ctx, shard, tried, wakeup, over, again) {
 			return none, r.hint(shard, err)
 		}
+		again *= 2
 	}
 }
 
@@ -257,12 +264,17 @@ func redirect(at target, err error) (target, bool) {
 	return target{shard: at.shard, node: leader, term: term}, true
 }
 
-// waitForOther waits until the table names a leader that was not tried. It gives
-// up, false, when the time is over or the caller is gone.
-func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target, wakeup <-chan struct{}, over <-chan time.Time) bool {
+// waitForOther waits until the table names a leader that was not tried, or until
+// those that were may be asked again. It gives up, false, when the time is over
+// or the caller is gone.
+func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target, wakeup <-chan struct{}, over <-chan time.Time, again time.Duration) bool {
+	pause := time.NewTimer(again)
+	defer pause.Stop()
 	for {
 		select {
 		case <-wakeup:
+		case <-pause.C:
+			return true
 		case <-over:
 			return false
 		case <-ctx.Done():

@@ -314,3 +314,21 @@ func TestStrangeAnswer(t *testing.T) {
 		}
 	}
 }
+
+// TestLeaderThatIsNotReady: a new leader is named before it may serve. It is
+// asked again soon, not when the wait for a leader is over.
+func TestLeaderThatIsNotReady(t *testing.T) {
+	n2 := &counted{}
+	n2.Host = &fakeHost{forward: func(c context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error) {
+		if n2.forwards.Load() < 3 {
+			return nil, entity.Errorf(entity.NotExecuted, "the term is not open yet")
+		}
+		return echoes(2).Forward(c, req)
+	}}
+	c := start(t, setup{hosts: map[string]gateway.Host{"n1": fails(errors.New("not me")), "n2": n2}, leader: "n2", wait: ended})
+	resp, err := c.client("n1").Submit(ctx(t), deposit("k"))
+	must(t, err)
+	if resp.GetVersion() != 2 || n2.forwards.Load() != 3 {
+		t.Errorf("version %d after %d calls", resp.GetVersion(), n2.forwards.Load())
+	}
+}
