@@ -56,14 +56,16 @@ type foundLane struct {
 	info  *nodev1.LaneInfo
 }
 
-// eachLane calls visit for every lane that passes, shard by shard.
-func eachLane(ctx context.Context, admin nodev1.AdminServiceClient, f laneFilter, standing bool, visit func(foundLane) error) error {
+// eachLane calls visit for every lane that passes, shard by shard. which says what
+// is asked beside the filter.
+func eachLane(ctx context.Context, admin nodev1.AdminServiceClient, f laneFilter, which *nodev1.ListLanesRequest, visit func(foundLane) error) error {
 	filter, err := f.proto()
 	if err != nil {
 		return err
 	}
 	return eachShard(ctx, admin, func(shard uint32) error {
-		stream, err := admin.ListLanes(ctx, &nodev1.ListLanesRequest{Shard: shard, ParkedOnly: standing, Filter: filter})
+		which.Shard, which.Filter = shard, filter
+		stream, err := admin.ListLanes(ctx, which)
 		return drain(stream, err, func(l *nodev1.LaneInfo) error { return visit(foundLane{shard, l}) })
 	})
 }
@@ -116,7 +118,7 @@ func (c *lanesListCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer closeConn()
 	table := newLaneTable(std.out, c.JSON)
-	if err := eachLane(ctx, admin, c.laneFilter, c.Parked, table.add); err != nil {
+	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: c.Parked}, table.add); err != nil {
 		return err
 	}
 	return table.flush()

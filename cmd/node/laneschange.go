@@ -94,7 +94,7 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 	}
 	defer closeConn()
 	var lanes []foundLane
-	if err := eachLane(ctx, admin, c.laneFilter, from != recordv1.Lane_ACTIVE, func(l foundLane) error {
+	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: from != recordv1.Lane_ACTIVE, Drained: true}, func(l foundLane) error {
 		if got := l.info.GetLane(); got.GetStatus() == from || from == anyStanding && got.GetNumbered() > got.GetConfirmed() {
 			lanes = append(lanes, l)
 		}

@@ -57,9 +57,12 @@ func rowLine(row *recordv1.Row, bytes uint64) string {
 	if row.GetEvent() == nil {
 		event = "(skipped)"
 	}
-	return fmt.Sprintf("%s/%s#%d.%d  to %s/%s row %d  %s, %d bytes  hop %d  %s ago",
+	if bytes > 0 {
+		event += fmt.Sprintf(", %d bytes", bytes)
+	}
+	return fmt.Sprintf("%s/%s#%d.%d  to %s/%s row %d  %s  hop %d  %s ago",
 		row.GetSource().GetKind(), row.GetSource().GetId(), row.GetEpoch(), row.GetSequence(),
-		row.GetDestination().GetKind(), row.GetDestination().GetId(), row.GetLaneSequence(), event, bytes, row.GetHops(),
+		row.GetDestination().GetKind(), row.GetDestination().GetId(), row.GetLaneSequence(), event, row.GetHops(),
 		time.Since(time.Unix(0, row.GetAcceptedAt())).Round(time.Millisecond))
 }
 

@@ -225,7 +225,8 @@ func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStream
 	}
 	var failed error
 	err = p.host.Replica(req.GetShard()).Store().ScanLanes(func(source, destination entity.Ref, lane *recordv1.Lane, pending uint64) bool {
-		if pending == 0 && lane.GetStatus() == recordv1.Lane_ACTIVE || (req.GetParkedOnly() && lane.GetStatus() == recordv1.Lane_ACTIVE) ||
+		runs := lane.GetStatus() == recordv1.Lane_ACTIVE
+		if (runs && pending == 0 && !req.GetDrained()) || (runs && req.GetParkedOnly()) ||
 			!picks(req.GetFilter(), persistence.Pair{Source: source, Destination: destination}, lane) {
 			return true
 		}

@@ -33,7 +33,7 @@ func (k *alarms) kinds() []entity.Definer {
 			}
 			return s, err
 		}
-		if early := c.Due().Sub(time.Now()); early > 0 {
+		if early := time.Until(c.Due()); early > 0 {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			k.early = append(k.early, early.String())

@@ -2656,10 +2656,12 @@ func (x *DiskProbeResponse) GetFdatasyncP99() int64 {
 }
 
 type ListLanesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	ParkedOnly    bool                   `protobuf:"varint,2,opt,name=parked_only,json=parkedOnly,proto3" json:"parked_only,omitempty"`
-	Filter        *LaneFilter            `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Shard      uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	ParkedOnly bool                   `protobuf:"varint,2,opt,name=parked_only,json=parkedOnly,proto3" json:"parked_only,omitempty"`
+	Filter     *LaneFilter            `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
+	// Lanes without rows as well.
+	Drained       bool `protobuf:"varint,4,opt,name=drained,proto3" json:"drained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2713,6 +2715,13 @@ func (x *ListLanesRequest) GetFilter() *LaneFilter {
 		return x.Filter
 	}
 	return nil
+}
+
+func (x *ListLanesRequest) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
 }
 
 // LaneFilter picks lanes; empty fields pick all.
@@ -4408,12 +4417,13 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\asamples\x18\x01 \x01(\rR\asamples\"]\n" +
 	"\x11DiskProbeResponse\x12#\n" +
 	"\rfdatasync_p50\x18\x01 \x01(\x03R\ffdatasyncP50\x12#\n" +
-	"\rfdatasync_p99\x18\x02 \x01(\x03R\ffdatasyncP99\"{\n" +
+	"\rfdatasync_p99\x18\x02 \x01(\x03R\ffdatasyncP99\"\x95\x01\n" +
 	"\x10ListLanesRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1f\n" +
 	"\vparked_only\x18\x02 \x01(\bR\n" +
 	"parkedOnly\x120\n" +
-	"\x06filter\x18\x03 \x01(\v2\x18.writ.node.v1.LaneFilterR\x06filter\"\xcc\x01\n" +
+	"\x06filter\x18\x03 \x01(\v2\x18.writ.node.v1.LaneFilterR\x06filter\x12\x18\n" +
+	"\adrained\x18\x04 \x01(\bR\adrained\"\xcc\x01\n" +
 	"\n" +
 	"LaneFilter\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1f\n" +

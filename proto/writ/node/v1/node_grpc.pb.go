@@ -487,7 +487,7 @@ type AdminServiceClient interface {
 	AuditLanes(ctx context.Context, in *AuditLanesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditLane], error)
 	// DiskProbe measures one fdatasync of 4 KiB in the node's data folder.
 	DiskProbe(ctx context.Context, in *DiskProbeRequest, opts ...grpc.CallOption) (*DiskProbeResponse, error)
-	// ListLanes lists the lanes of a shard that hold rows.
+	// ListLanes lists the lanes of a shard that hold rows, or that stand.
 	ListLanes(ctx context.Context, in *ListLanesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LaneInfo], error)
 	// SetNodeState drains, removes or reactivates a node in the registry.
 	SetNodeState(ctx context.Context, in *SetNodeStateRequest, opts ...grpc.CallOption) (*SetNodeStateResponse, error)
@@ -689,7 +689,7 @@ type AdminServiceServer interface {
 	AuditLanes(*AuditLanesRequest, grpc.ServerStreamingServer[AuditLane]) error
 	// DiskProbe measures one fdatasync of 4 KiB in the node's data folder.
 	DiskProbe(context.Context, *DiskProbeRequest) (*DiskProbeResponse, error)
-	// ListLanes lists the lanes of a shard that hold rows.
+	// ListLanes lists the lanes of a shard that hold rows, or that stand.
 	ListLanes(*ListLanesRequest, grpc.ServerStreamingServer[LaneInfo]) error
 	// SetNodeState drains, removes or reactivates a node in the registry.
 	SetNodeState(context.Context, *SetNodeStateRequest) (*SetNodeStateResponse, error)
