@@ -257,11 +257,25 @@ func TestTimersAcrossLeaders(t *testing.T) {
 	}
 	wg.Wait()
 	total := entities * 10
-	w.metrics.until(t, func() bool { return k.count() >= total })
-	for shard := range w.stores { // a late second firing would come now
-		w.leases[shard].end(nil)
-		w.lead(shard)
+	newLeaders := func() {
+		for shard := range w.stores {
+			w.leases[shard].end(nil)
+			w.lead(shard)
+		}
 	}
+	for third := range 3 { // more leaders come while timers fire
+		for target := third * total / 3; target < (third+1)*total/3; target += 1000 {
+			w.metrics.until(t, func() bool { return k.count() >= target })
+		}
+		newLeaders()
+	}
+	for i := range entities {
+		w.metrics.until(t, func() bool {
+			value, _ := w.stored(ref("clock", fmt.Sprint(i)))
+			return value >= 10
+		})
+	}
+	newLeaders() // a second firing would come now
 	for i := range entities {
 		a := ref("clock", fmt.Sprint(i))
 		if value, _ := w.read(a); value != 10 {
