@@ -315,8 +315,12 @@ func (p *Process) Kill(node string) error {
 
 // Pause implements [Faults].
 func (p *Process) Pause(node string) error {
-	_, _, err := p.signal(node, syscall.SIGSTOP)
-	return err
+	n, ended, err := p.signal(node, syscall.SIGSTOP)
+	if err != nil || ended == nil {
+		return err
+	}
+	// The signal is only on its way: a thread on another processor may still answer.
+	return awaitStopped(n.cmd.Process.Pid, ended)
 }
 
 // Resume implements [Faults].
