@@ -76,6 +76,7 @@ type job struct {
 	from      uint64
 	epoch     uint64 // of the rows in flight; 0: any
 	confirmed uint64 // before the job
+	rows      int    // at most
 }
 
 // taken says how far a job's batch goes, so that the next one can follow.
@@ -137,7 +138,10 @@ func (r *relay) pump(l *lane) {
 	case l.pause != pauseNone || l.decision != nil || l.drain:
 	case l.newest != nil || l.jobs >= l.window || (l.alone && l.jobs > 0):
 	default:
-		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed}
+		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed, rows: batchRows}
+		if l.failures > 0 || l.state.attempts > 0 {
+			j.rows = 1 // a probe: what is sent in vain should be little
+		}
 		if l.jobs > 0 {
 			j.epoch = l.epoch
 		}
@@ -161,7 +165,7 @@ func (r *relay) work(to entity.Ref) func(*job) {
 		if stopped() {
 			return // the relay waits for no jobs
 		}
-		rows, err := store.Rows(ref, to, j.from, batchRows, batchBytes)
+		rows, err := store.Rows(ref, to, j.from, j.rows, batchBytes)
 		switch {
 		case err != nil:
 			rt.send(self, &sent{job: j, err: fmt.Errorf("read rows: %w", err)})

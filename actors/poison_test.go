@@ -21,6 +21,7 @@ const (
 	goodLanes   = 10
 	rowsAtOnce  = 500
 	badRows     = 20
+	batchMost   = badRows
 	poisonRatio = 2.0 // the aim is 1.1: a shared machine measures badly
 )
 
@@ -31,6 +32,8 @@ type poisoned struct {
 	broken atomic.Bool // kind "refuses" refuses
 	far    atomic.Bool // kind "far" cannot be reached
 	sends  atomic.Int64
+	tries  atomic.Int64 // to reach kind "far" in vain
+	vain   atomic.Int64 // rows that these carried
 
 	mu   sync.Mutex
 	seen []int64 // by kind "refuses"
@@ -75,6 +78,8 @@ func newPoisoned(tb testing.TB) *poisoned {
 	p.courier.set(func(req *nodev1.DeliverRequest, deliver deliverFunc) (*nodev1.DeliverResponse, error) {
 		kind := req.GetRows()[0].GetDestination().GetKind()
 		if kind == "far" && p.far.Load() {
+			p.tries.Add(1)
+			p.vain.Add(int64(len(req.GetRows())))
 			return nil, errors.New("no way there")
 		}
 		if kind == "good" {
@@ -159,9 +164,14 @@ func TestConsumerIsAway(t *testing.T) {
 		p.must(p.source, fmt.Sprint("bad", i), &text{Value: "bad"})
 	}
 	p.drain(5_000, false)
+	p.metrics.until(t, func() bool { return p.tries.Load() >= 10 })
 	p.far.Store(false)
 	p.drained(p.source, ref("far", "1"), badRows)
 	if value, version := p.read(ref("far", "1")); value != badRows*(badRows+1)/2 || version != badRows {
 		t.Errorf("far is %d at version %d", value, version)
+	}
+	// One row tells as well as many whether the way is open again.
+	if tries, vain := p.tries.Load(), p.vain.Load(); vain > tries+batchMost {
+		t.Errorf("%d tries carried %d rows in vain", tries, vain)
 	}
 }
