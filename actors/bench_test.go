@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"writ/actors"
 	"writ/actors/entity"
@@ -20,17 +21,22 @@ type (
 	instant struct{ *lease }
 )
 
-func (empty) Entity(entity.Ref) (*recordv1.EntityRecord, error)           { return nil, nil }
+func (empty) Entity(entity.Ref) (*recordv1.EntityRecord, error) { return nil, nil }
+
 func (empty) Key(entity.Ref, string, []byte) (*recordv1.KeyRecord, error) { return nil, nil }
-func (empty) Lanes(entity.Ref) (map[entity.Ref]*recordv1.Lane, error)     { return nil, nil }
-func (empty) PendingSources(entity.Ref, int) ([]entity.Ref, error)        { return nil, nil }
-func (empty) Applied(entity.Ref, entity.Ref) (*recordv1.Applied, error)   { return nil, nil }
-func (empty) Expirable(int64) (uint64, bool)                              { return 0, false }
-func (empty) ExpiredThrough() int64                                       { return 0 }
-func (instant) Propose(_ *recordv1.Record, done func(error))              { done(nil) }
-func (instant) ProposeLazily(_ *recordv1.Record, done func(error))        { done(nil) }
-func (instant) Barrier(done func(error))                                  { done(nil) }
-func (instant) Load() (int, int)                                          { return 0, 0 }
+
+func (empty) Lanes(entity.Ref) (map[entity.Ref]*recordv1.Lane, error) { return nil, nil }
+
+func (empty) PendingSources(entity.Ref, int) ([]entity.Ref, error) { return nil, nil }
+
+func (empty) Applied(entity.Ref, entity.Ref) (*recordv1.Applied, error) { return nil, nil }
+
+func (empty) Expirable(int64) (uint64, bool)                                        { return 0, false }
+func (empty) ExpiredThrough() int64                                                 { return 0 }
+func (instant) Propose(_ *recordv1.Record, done func(error))                        { done(nil) }
+func (instant) ProposeWithin(_ time.Duration, _ *recordv1.Record, done func(error)) { done(nil) }
+func (instant) Barrier(done func(error))                                            { done(nil) }
+func (instant) Load() (int, int)                                                    { return 0, 0 }
 
 func benchRuntime(b *testing.B) *actors.Runtime {
 	b.Helper()

@@ -102,7 +102,9 @@ func (l *lease) Propose(rec *recordv1.Record, done func(error)) {
 	l.add(proposed{rec, done})
 }
 
-func (l *lease) ProposeLazily(rec *recordv1.Record, done func(error)) { l.Propose(rec, done) }
+func (l *lease) ProposeWithin(_ time.Duration, rec *recordv1.Record, done func(error)) {
+	l.Propose(rec, done)
+}
 
 func (l *lease) Barrier(done func(error)) { l.add(proposed{nil, done}) }
 

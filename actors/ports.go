@@ -21,8 +21,9 @@ type Lease interface {
 	// once, in the order of the proposals: nil means committed and applied,
 	// NOT_EXECUTED definitely not, OUTCOME_UNKNOWN neither.
 	Propose(rec *recordv1.Record, done func(error))
-	// ProposeLazily is Propose for a record that may wait for another to go with.
-	ProposeLazily(rec *recordv1.Record, done func(error))
+	// ProposeWithin is Propose for a record that may wait so long for another to go
+	// with.
+	ProposeWithin(patience time.Duration, rec *recordv1.Record, done func(error))
 	// Barrier calls done in order with proposals; nil means that the lease still
 	// held at a moment after the call.
 	Barrier(done func(error))

@@ -1,6 +1,8 @@
 package actors
 
 import (
+	"time"
+
 	"writ/actors/entity"
 	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
@@ -59,8 +61,21 @@ func (a *activation) propose(rec *recordv1.Record, p *proposal) {
 		p.then = nil
 	}
 	a.queue.push(p)
+	if len(rec.GetCommit().GetApplied()) > 0 {
+		// No client waits for a handled event; a command behind it takes it along.
+		a.lease.ProposeWithin(eventPatience, rec, a.verdict(p))
+		return
+	}
 	a.lease.Propose(rec, a.verdict(p))
 }
+
+// How long records that no client waits for may wait for others to share an
+// entry, and its sync, with: entries are what a shard's throughput and its
+// clients' latency pay for.
+const (
+	eventPatience   = 2 * time.Millisecond
+	confirmPatience = 25 * time.Millisecond
+)
 
 // barrier calls then when everything proposed so far has its verdict and the
 // lease is known to have held at a moment after the call.

@@ -209,13 +209,15 @@ func (r *relay) update(l *lane, u *recordv1.LaneUpdate) {
 	u.Source, u.Destination = toRef(r.ref), toRef(l.to)
 	r.records++
 	rt, self := r.rt, r.self
-	propose := r.lease.Propose
+	rec := &recordv1.Record{Body: &recordv1.Record_Lane{Lane: u}}
+	then := func(err error) { rt.send(self, &marked{l, u, err}) }
 	if _, confirms := u.GetChange().(*recordv1.LaneUpdate_Confirm); confirms && l.decision == nil {
 		// Nothing waits for it, and if it is lost the rows are sent again and
 		// confirmed without effect.
-		propose = r.lease.ProposeLazily
+		r.lease.ProposeWithin(confirmPatience, rec, then)
+		return
 	}
-	propose(&recordv1.Record{Body: &recordv1.Record_Lane{Lane: u}}, func(err error) { rt.send(self, &marked{l, u, err}) })
+	r.lease.Propose(rec, then)
 }
 
 // later pauses a lane.

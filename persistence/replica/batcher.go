@@ -28,8 +28,6 @@ const (
 	// answerGrace is how long an ended lease waits for the answers to its entries
 	// in flight before it calls them unknown. They may never come.
 	answerGrace = 100 * time.Millisecond
-	// lazyDelay is how long a lazy record waits for an entry to ride with.
-	lazyDelay = 25 * time.Millisecond
 )
 
 // entryVersion is the format number of recordv1.Entry.
@@ -80,7 +78,7 @@ type batcher struct {
 	bytes    int
 	closed   bool          // settle has ended: add answers through a goroutine of its own
 	draining chan struct{} // closed when that goroutine ends; nil if there is none
-	waking   bool          // a lazy record has called for a wake-up
+	overdue  time.Time     // when a patient record will call for an entry; zero: none waits
 }
 
 func newBatcher(l *Lease, submit func([]byte) raft.ApplyFuture) *batcher {
@@ -96,8 +94,9 @@ func newBatcher(l *Lease, submit func([]byte) raft.ApplyFuture) *batcher {
 	return b
 }
 
-// add queues a record, or a barrier if it is nil. A lazy one waits for others.
-func (b *batcher) add(rec *recordv1.Record, done func(error), lazy bool) {
+// add queues a record, or a barrier if it is nil. With patience it calls for an
+// entry only if none has come by then.
+func (b *batcher) add(rec *recordv1.Record, done func(error), patience time.Duration) {
 	it := item{done: done}
 	if rec != nil {
 		encoded, err := proto.Marshal(rec)
@@ -121,25 +120,26 @@ func (b *batcher) add(rec *recordv1.Record, done func(error), lazy bool) {
 		draining = make(chan struct{})
 		b.draining = draining
 	}
-	call := lazy && draining == nil && !b.waking
+	due := time.Now().Add(patience)
+	call := patience > 0 && draining == nil && (b.overdue.IsZero() || due.Before(b.overdue))
 	if call {
-		b.waking = true
+		b.overdue = due
 	}
 	b.mu.Unlock()
 	switch {
 	case draining != nil:
 		go b.drain(draining)
 	case call:
-		time.AfterFunc(lazyDelay, b.overdue)
-	case !lazy:
+		time.AfterFunc(patience, b.callOverdue)
+	case patience <= 0:
 		b.rouse()
 	}
 }
 
-// overdue is called when a lazy record has waited long enough.
-func (b *batcher) overdue() {
+// callOverdue is called when a patient record has waited long enough.
+func (b *batcher) callOverdue() {
 	b.mu.Lock()
-	b.waking = false
+	b.overdue = time.Time{}
 	b.mu.Unlock()
 	b.rouse()
 }

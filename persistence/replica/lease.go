@@ -67,22 +67,22 @@ func (l *Lease) LogTime() int64 { return l.logTime + int64(time.Since(l.began)) 
 func (l *Lease) Propose(rec *recordv1.Record, done func(error)) {
 	rec.Epoch = l.epoch
 	rec.Term = l.term
-	l.batcher.add(rec, done, false)
+	l.batcher.add(rec, done, 0)
 }
 
-// ProposeLazily is Propose for a record that nobody waits for: it rides with the
-// shard's next entry, and gets one of its own only if none comes soon.
-func (l *Lease) ProposeLazily(rec *recordv1.Record, done func(error)) {
+// ProposeWithin is Propose for a record that can wait: it rides with the shard's
+// next entry, and gets one of its own only if none comes within the given time.
+func (l *Lease) ProposeWithin(patience time.Duration, rec *recordv1.Record, done func(error)) {
 	rec.Epoch = l.epoch
 	rec.Term = l.term
-	l.batcher.add(rec, done, true)
+	l.batcher.add(rec, done, patience)
 }
 
 // Barrier calls done, in order with Propose, once everything that was committed
 // before the call is applied here and the lease is proven to have held after it:
 // what is then read from the store is linearizable. All barriers that wait for
 // the same log entry share one record. The errors are those of Propose.
-func (l *Lease) Barrier(done func(error)) { l.batcher.add(nil, done, false) }
+func (l *Lease) Barrier(done func(error)) { l.batcher.add(nil, done, 0) }
 
 // Checkpoint makes every replica remember its state hash at one index under the
 // audit's name. It waits until this replica has applied it.
