@@ -25,8 +25,9 @@ type admin struct {
 }
 
 const (
-	// probeSamplesMax bounds a disk probe.
+	// probeSamplesMax and probePauseMax bound a disk probe.
 	probeSamplesMax = 2000
+	probePauseMax   = 10 * time.Millisecond
 	// hashWait is how long an audit waits for one replica to reach its checkpoint.
 	hashWait = 10 * time.Second
 )
@@ -241,7 +242,8 @@ func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStream
 
 // DiskProbe implements AdminService.
 func (a *admin) DiskProbe(_ context.Context, req *nodev1.DiskProbeRequest) (*nodev1.DiskProbeResponse, error) {
-	p50, p99, err := probeDisk(a.node.cfg.Dir, int(min(max(req.GetSamples(), 1), probeSamplesMax)))
+	pause := min(max(time.Duration(req.GetPause()), 0), probePauseMax)
+	p50, p99, err := probeDisk(a.node.cfg.Dir, int(min(max(req.GetSamples(), 1), probeSamplesMax)), pause)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
 	}
