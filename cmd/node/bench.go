@@ -21,7 +21,7 @@ import (
 )
 
 // benchCommand is a closed loop: each client sends its next command when the
-// last one is answered. Every command is a deposit, which changes one account
+// last one is answered, and no sooner than its share of the rate allows. Every command is a deposit, which changes one account
 // and emits one event to the statement.
 type benchCommand struct {
 	target     `embed:""`
@@ -30,6 +30,8 @@ type benchCommand struct {
 	Payload    int           `default:"256" help:"Bytes of free text in each command, 0 to 4096."`
 	Duration   time.Duration `default:"10s" help:"How long to send."`
 	Warmup     time.Duration `default:"1s" help:"How long to send before measuring."`
+	Rate       float64       `default:"0" help:"Commands per second over all clients, at most; 0 for as many as are answered."`
+	Every      time.Duration `help:"Report on each interval of this length, too."`
 	Duplicates float64       `default:"0.01" help:"Share of commands that are sent a second time with the same key."`
 	JSON       bool          `name:"json" help:"Print one JSON object."`
 }
@@ -60,6 +62,16 @@ type benchReport struct {
 	DuplicatesMismatch int64        `json:"duplicates_mismatched"`
 	Failed             int64        `json:"failed"`
 	Audit              *auditReport `json:"audit"`
+	// Intervals are those of --every that were measured whole.
+	Intervals []benchInterval `json:"intervals,omitempty"`
+}
+
+// benchInterval is a part of a run.
+type benchInterval struct {
+	EndS      float64 `json:"end_s"` // since measuring began
+	AckedPerS float64 `json:"acked_per_s"`
+	P50MS     float64 `json:"p50_ms"`
+	P99MS     float64 `json:"p99_ms"`
 }
 
 // Run implements the subcommand.
@@ -76,7 +88,10 @@ func (c *benchCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	load := &benchLoad{config: *c, run: rand.Text()[:8], latency: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3)}
+	load := &benchLoad{config: *c, run: rand.Text()[:8], latency: newLatency(), interval: newLatency()}
+	if c.Every > 0 && !c.JSON {
+		load.progress = std.out
+	}
 	report, err := load.measure(ctx, admin)
 	if err != nil {
 		return err
@@ -145,6 +160,8 @@ func (c *benchCommand) validate() error {
 		return errors.New("--duplicates is a share between 0 and 1")
 	case c.Duration <= 0:
 		return errors.New("--duration must be positive")
+	case c.Rate < 0 || c.Every < 0:
+		return errors.New("--rate and --every must not be negative")
 	}
 	return nil
 }
@@ -174,8 +191,21 @@ type benchLoad struct {
 	retries                       atomic.Int64
 	sentTwice, mismatched, failed atomic.Int64
 
-	mu      sync.Mutex
-	latency *hdrhistogram.Histogram // microseconds
+	progress io.Writer // nil: nobody watches
+
+	mu        sync.Mutex
+	latency   *hdrhistogram.Histogram // microseconds
+	interval  *hdrhistogram.Histogram // of the interval that runs
+	intervals []benchInterval
+}
+
+func newLatency() *hdrhistogram.Histogram {
+	return hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3)
+}
+
+// milliseconds is a quantile, 0 to 100, of a histogram of microseconds.
+func milliseconds(h *hdrhistogram.Histogram, q float64) float64 {
+	return float64(h.ValueAtQuantile(q)) / 1e3
 }
 
 // measure sends for the configured time and waits until all events are applied.
@@ -204,7 +234,7 @@ func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient
 	}
 	l.measuring.Store(true)
 	start := time.Now()
-	<-sendCtx.Done()
+	l.watch(sendCtx, start)
 	l.measuring.Store(false)
 	seconds := time.Since(start).Seconds()
 	wg.Wait()
@@ -222,22 +252,79 @@ func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient
 	r.AckedPerS = float64(r.Commands) / seconds
 	r.AppliedPerS = float64(l.acked.Load()) / drained.Sub(begin).Seconds()
 	r.DrainS = drained.Sub(answered).Seconds()
-	ms := func(q float64) float64 { return float64(l.latency.ValueAtQuantile(q)) / 1e3 }
-	r.LatencyMS.P50, r.LatencyMS.P90, r.LatencyMS.P99 = ms(50), ms(90), ms(99)
+	r.LatencyMS.P50, r.LatencyMS.P90, r.LatencyMS.P99 = milliseconds(l.latency, 50), milliseconds(l.latency, 90), milliseconds(l.latency, 99)
 	r.LatencyMS.Max = float64(l.latency.Max()) / 1e3
+	r.Intervals = l.intervals
 	return r, nil
+}
+
+// watch returns when sending ends, and takes down interval after interval.
+func (l *benchLoad) watch(sendCtx context.Context, start time.Time) {
+	if l.config.Every <= 0 {
+		<-sendCtx.Done()
+		return
+	}
+	tick := time.NewTicker(l.config.Every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-sendCtx.Done():
+			return
+		case <-tick.C:
+		}
+		l.mu.Lock()
+		h := l.interval
+		in := benchInterval{
+			EndS: time.Since(start).Seconds(), AckedPerS: float64(h.TotalCount()) / l.config.Every.Seconds(),
+			P50MS: milliseconds(h, 50), P99MS: milliseconds(h, 99),
+		}
+		h.Reset()
+		l.intervals = append(l.intervals, in)
+		l.mu.Unlock()
+		if l.progress != nil {
+			_, _ = fmt.Fprintf(l.progress, "%6.0f s  %6.0f/s  p50 %.2f ms  p99 %.2f ms\n", in.EndS, in.AckedPerS, in.P50MS, in.P99MS)
+		}
+	}
+}
+
+// record takes down one answer that counts.
+func (l *benchLoad) record(took time.Duration) {
+	l.counted.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.latency.RecordValue(took.Microseconds())
+	if l.config.Every > 0 {
+		_ = l.interval.RecordValue(took.Microseconds())
+	}
+}
+
+// pace returns what a client waits for before each command. Clients begin at
+// moments of their own, and one that is behind does not catch up.
+func (l *benchLoad) pace() (wait func(context.Context)) {
+	if l.config.Rate <= 0 {
+		return func(context.Context) {}
+	}
+	period := time.Duration(float64(time.Second) * float64(l.config.Clients) / l.config.Rate)
+	next := time.Now().Add(mrand.N(period))
+	return func(ctx context.Context) {
+		due := time.NewTimer(time.Until(next))
+		defer due.Stop()
+		select {
+		case now := <-due.C:
+			next = now.Add(period - now.Sub(next)%period)
+		case <-ctx.Done():
+		}
+	}
 }
 
 // client is one closed loop. A command that was begun is finished.
 func (l *benchLoad) client(ctx, sendCtx context.Context, cl *client.Client) {
-	own := hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3)
-	defer func() {
-		l.mu.Lock()
-		l.latency.Merge(own)
-		l.mu.Unlock()
-	}()
+	wait := l.pace()
 	text := strings.Repeat("x", l.config.Payload)
-	for sendCtx.Err() == nil {
+	for {
+		if wait(sendCtx); sendCtx.Err() != nil {
+			return
+		}
 		id := fmt.Sprintf("bench-%s-%d", l.run, mrand.IntN(l.config.Entities))
 		command := &accountv1.Deposit{AmountMinor: 1, Currency: "EUR", Reference: text}
 		key := client.NewKey()
@@ -252,8 +339,7 @@ func (l *benchLoad) client(ctx, sendCtx context.Context, cl *client.Client) {
 		l.acked.Add(1)
 		l.retries.Add(int64(out.Attempts - 1))
 		if l.measuring.Load() {
-			l.counted.Add(1)
-			_ = own.RecordValue(time.Since(start).Microseconds())
+			l.record(time.Since(start))
 		}
 		if mrand.Float64() < l.config.Duplicates {
 			l.sendAgain(ctx, cl, id, key, command, out)
