@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	nodev1 "writ/proto/writ/node/v1"
@@ -33,6 +36,9 @@ type auditReport struct {
 	ReplicasEqual bool     `json:"replicas_equal"`
 	OK            bool     `json:"ok"`
 	Findings      []string `json:"findings,omitempty"`
+	// Unreachable are nodes whose replicas could not be compared. Nothing is wrong
+	// with what was counted; the audit is not ok because it is not complete.
+	Unreachable []string `json:"unreachable,omitempty"`
 	// Background is what the auditor of each shard's leader last saw; with --deep.
 	Background []backgroundAudit `json:"background,omitempty"`
 }
@@ -72,12 +78,17 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 }
 
 func (r *auditReport) print(w io.Writer) error {
-	verdict := "OK"
-	if !r.OK {
+	verdict, equal := "OK", fmt.Sprint(r.ReplicasEqual)
+	switch {
+	case r.OK:
+	case r.sound() && len(r.Unreachable) > 0:
+		verdict = "INCOMPLETE"
+		equal = fmt.Sprintf("those that answered are; %s could not be asked: audit again when all nodes are up", strings.Join(r.Unreachable, ", "))
+	default:
 		verdict = "NOT OK"
 	}
-	_, err := fmt.Fprintf(w, "%s: effects %d ÷ keys %d = %.3f\nevents applied %d, pending %d, parked lanes %d, phantom %d, lost %d\nreplicas equal: %v\n",
-		verdict, r.Effects, r.Keys, r.Ratio, r.Applied, r.OutboxPending, r.Parked, r.Phantoms, r.Lost, r.ReplicasEqual)
+	_, err := fmt.Fprintf(w, "%s: effects %d ÷ keys %d = %.3f\nevents applied %d, pending %d, parked lanes %d, phantom %d, lost %d\nreplicas equal: %s\n",
+		verdict, r.Effects, r.Keys, r.Ratio, r.Applied, r.OutboxPending, r.Parked, r.Phantoms, r.Lost, equal)
 	for _, f := range r.Findings {
 		fmt.Fprintln(w, "-", f)
 	}
@@ -127,14 +138,23 @@ func audit(ctx context.Context, admin nodev1.AdminServiceClient, wait time.Durat
 		}
 		r.addShard(res)
 	}
+	r.conclude()
+	return r, nil
+}
+
+func (r *auditReport) conclude() {
 	switch {
 	case r.Keys > 0:
 		r.Ratio = float64(r.Effects) / float64(r.Keys)
 	case r.Effects == 0:
 		r.Ratio = 1
 	}
-	r.OK = r.Effects == r.Keys && r.Phantoms == 0 && r.Lost == 0 && r.ReplicasEqual && len(r.Findings) == 0
-	return r, nil
+	r.OK = r.sound() && r.ReplicasEqual
+}
+
+// sound reports that nothing that was seen contradicts the guarantee.
+func (r *auditReport) sound() bool {
+	return r.Effects == r.Keys && r.Phantoms == 0 && r.Lost == 0 && len(r.Findings) == 0
 }
 
 func (r *auditReport) addShard(s *nodev1.AuditShardResponse) {
@@ -149,13 +169,29 @@ func (r *auditReport) addShard(s *nodev1.AuditShardResponse) {
 	for _, f := range s.GetFindings() {
 		r.Findings = append(r.Findings, fmt.Sprintf("shard %d: %s", s.GetShard(), f))
 	}
-	if s.GetReplicasEqual() {
-		return
+	if !s.GetReplicasEqual() {
+		r.ReplicasEqual = false
+		r.compareReplicas(s)
 	}
-	r.ReplicasEqual = false
+}
+
+// compareReplicas tells replicas that differ from those that were not compared.
+func (r *auditReport) compareReplicas(s *nodev1.AuditShardResponse) {
+	var first *nodev1.ReplicaHash
 	for _, h := range s.GetReplicas() {
-		r.Findings = append(r.Findings, fmt.Sprintf("shard %d: replica on %s: index %d, hash %x %s", s.GetShard(), h.GetNode(), h.GetIndex(), h.GetHash(), h.GetError()))
+		switch {
+		case h.GetError() != "":
+			if !slices.Contains(r.Unreachable, h.GetNode()) {
+				r.Unreachable = append(r.Unreachable, h.GetNode())
+			}
+		case first == nil:
+			first = h
+		case h.GetIndex() != first.GetIndex() || !bytes.Equal(h.GetHash(), first.GetHash()):
+			r.Findings = append(r.Findings, fmt.Sprintf("shard %d: at index %d the replica on %s has hash %x, at index %d that on %s has %x",
+				s.GetShard(), h.GetIndex(), h.GetNode(), h.GetHash(), first.GetIndex(), first.GetNode(), first.GetHash()))
+		}
 	}
+	slices.Sort(r.Unreachable)
 }
 
 // laneKey names a lane; a struct, because names may contain anything.

@@ -42,7 +42,7 @@ func TestEveryPreconditionCanBreak(t *testing.T) {
 		"window_covers_retries": {func(o *observation) { o.windows["account"] = time.Second }},
 		"leaders_known":         {func(o *observation) { o.shards[1].leader = "" }, func(o *observation) { o.shards = nil }},
 		"meta_group":            {func(o *observation) { o.meta = "no leader" }},
-		"replicas_complete":     {func(o *observation) { o.shards[0].live = 2 }},
+		"replicas_complete":     {func(o *observation) { o.shards[0].live = 2 }, func(o *observation) { o.shards[1].dead = []string{"n3"} }},
 		"storage_sound":         {func(o *observation) { o.shards[1].trouble = "quarantined: truncated" }},
 		"disk_space":            {func(o *observation) { o.disk = "full" }},
 	}
