@@ -135,7 +135,7 @@ func (r *Runtime) ReadStale(number uint32, tenant string, body *writv1.ReadReque
 	}
 	if err != nil {
 		r.log.Error("cannot read an entity", errAttr(err))
-		return nil, entity.Errorf(entity.NotExecuted, "the entity could not be read on node %s", r.cfg.Node)
+		return nil, r.errUnread(err)
 	}
 	if state.version < body.GetMinVersion() {
 		return nil, versionNotReached(state.version, body.GetMinVersion())
