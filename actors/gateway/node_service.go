@@ -172,7 +172,7 @@ func (s *NodeService) checkCluster(id string) error {
 		return notFormed()
 	}
 	if id != own {
-		return entity.Errorf(entity.NotExecuted, "the caller's cluster %q is not this node's cluster", short(id, 64)).With("cluster", own)
+		return entity.Errorf(entity.NotExecuted, "the caller's cluster %q is not this node's cluster", short(id, 64))
 	}
 	return nil
 }

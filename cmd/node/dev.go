@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -85,6 +87,9 @@ func (c *devCommand) Run(ctx context.Context, std streams) (err error) {
 
 // start starts all nodes at once: none of them can form the cluster alone.
 func (c *devCommand) start(ctx context.Context, logs io.Writer) (readyFile, []*node.Node, error) {
+	if c.Tokens != "" && c.GossipKey == "" { // all nodes are here: none needs to be told
+		c.GossipKey = base64.StdEncoding.EncodeToString([]byte(rand.Text())[:16])
+	}
 	var (
 		ready   readyFile
 		configs []node.Config

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"writ/internal/durable"
 )
 
 // Folders under Config.Dir, and the pattern of half-received files.
@@ -81,8 +83,8 @@ func (h *Host) prepareDir() error {
 	if err := os.RemoveAll(h.tempDir()); err != nil {
 		return err
 	}
-	for _, dir := range []string{shardsDir, tmpDir} {
-		if err := os.MkdirAll(filepath.Join(h.config.Dir, dir), 0o750); err != nil {
+	for _, dir := range []string{shardsDir, tmpDir, logDir} {
+		if err := durable.MkdirAll(filepath.Join(h.config.Dir, dir), 0o750); err != nil {
 			return err
 		}
 	}

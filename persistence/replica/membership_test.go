@@ -173,6 +173,27 @@ func TestCopiesOfTheFileAreSharedAndKeepTheLog(t *testing.T) {
 	if names := filesIn(t, s.dir); len(names) != 0 {
 		t.Errorf("copies left: %v", names)
 	}
+	// The reader of an older copy may be the last one, when the latest is gone.
+	_, slow, err := s.Open(fileID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.copies.latest.made = s.copies.latest.made.Add(-2 * copyLife)
+	_, quick, err := s.Open(fileID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := quick.Close(); err != nil {
+		t.Error(err)
+	}
+	s.copies.latest.made = s.copies.latest.made.Add(-2 * copyLife)
+	s.copies.sweep()
+	if err := slow.Close(); err != nil {
+		t.Error(err)
+	}
+	if names := filesIn(t, s.dir); len(names) != 0 {
+		t.Errorf("copies left: %v", names)
+	}
 }
 
 func filesIn(t *testing.T, dir string) (names []string) {

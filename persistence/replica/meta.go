@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/durable"
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -111,7 +112,7 @@ func (m *Meta) openSnapshots(dir string) (raft.SnapshotStore, error) {
 		return nil, oddly("the folder %s is missing, though its log is there", dir)
 	case !exists:
 		m.log.put(stableBorn, []byte{1})
-		if err := os.MkdirAll(dir, 0o750); err != nil {
+		if err := durable.MkdirAll(dir, 0o750); err != nil {
 			return nil, err
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"github.com/gofrs/flock"
+
+	"writ/internal/durable"
 )
 
 // Identity is who a node is, kept in its data folder: its name, the incarnation
@@ -55,7 +57,7 @@ const (
 // refuses a folder that another process uses, that belongs to a node of another
 // name, that cannot be written, or that holds data and no identity.
 func OpenIdentity(dir, name string) (*Identity, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if err := durable.MkdirAll(dir, 0o750); err != nil {
 		return nil, folderError(dir, err)
 	}
 	lock := flock.New(filepath.Join(dir, identityLock))

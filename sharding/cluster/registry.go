@@ -100,6 +100,8 @@ func moveShard(s *nodev1.MetaState, req *nodev1.MoveShardRequest) error {
 	case find(req.GetTo()) >= 0 && (req.GetFrom() == "" || req.GetFrom() == place.GetPreferred()):
 		place.Preferred = req.GetTo()
 		return nil
+	case find(req.GetTo()) >= 0 && from < 0:
+		return nil // done before: its answer was lost
 	case find(req.GetTo()) >= 0:
 		return entity.Errorf(entity.Invalid, "node %s holds a replica of shard %d already", req.GetTo(), req.GetShard())
 	case from < 0:

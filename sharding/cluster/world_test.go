@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -417,6 +419,15 @@ func TestMoveShard(t *testing.T) {
 		w.settle("moved")
 		if holders := servers(w.state.GetShards()[0]); !slices.ContainsFunc(holders, func(s Server) bool { return s.Node == to }) {
 			t.Errorf("%s has no replica: %v", to, holders)
+		}
+		// A caller that lost the answer asks again: nothing moves a second time.
+		before := w.state.GetShards()[0]
+		if err := c.MoveShard(t.Context(), &nodev1.MoveShardRequest{Shard: 0, From: from, To: to}); err != nil {
+			t.Errorf("asked again: %v", err)
+		}
+		w.settle("asked again")
+		if !proto.Equal(before, w.state.GetShards()[0]) {
+			t.Errorf("moved again: %v, then %v", before, w.state.GetShards()[0])
 		}
 	})
 }

@@ -2,6 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"strconv"
 	"sync"
 
 	"writ/actors/entity"
@@ -29,7 +32,8 @@ func (h localHost) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*no
 		}
 		return &nodev1.ForwardResponse{Answer: &nodev1.ForwardResponse_Read{Read: res}}, nil
 	}
-	return p.runtime.Forward(ctx, req)
+	res, err := p.runtime.Forward(ctx, req)
+	return res, h.redirected(req.GetShard(), err)
 }
 
 // Deliver implements gateway.Host.
@@ -38,7 +42,24 @@ func (h localHost) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*no
 	if p == nil {
 		return nil, errNotFormed()
 	}
-	return p.runtime.Deliver(ctx, req)
+	res, err := p.runtime.Deliver(ctx, req)
+	return res, h.redirected(req.GetShard(), err)
+}
+
+// redirected names the leader in a refusal, if it is another node: the caller's
+// table may be older than this node's.
+func (h localHost) redirected(shard uint32, err error) error {
+	refused, ok := errors.AsType[*entity.Error](err)
+	if !ok || refused.Reason != entity.NotExecuted {
+		return err
+	}
+	leader, term := h.node.table.Leader(shard)
+	if leader == "" || leader == h.node.cfg.ID {
+		return err
+	}
+	named := *refused // answers may be shared
+	named.Details = maps.Clone(refused.Details)
+	return named.With("leader", leader).With("term", strconv.FormatUint(term, 10))
 }
 
 func errNotFormed() *entity.Error {
@@ -135,12 +156,15 @@ func (r reporter) Shards(ctx context.Context, node string) ([]*nodev1.ShardStatu
 type replicas struct {
 	parts *parts
 
+	// dropped is told of replicas that are no more.
+	dropped func(shard uint32)
+
 	mu     sync.Mutex
 	leases map[uint32]*replica.Lease // last one handed over
 }
 
-func newReplicas(p *parts) *replicas {
-	return &replicas{parts: p, leases: map[uint32]*replica.Lease{}}
+func newReplicas(p *parts, dropped func(shard uint32)) *replicas {
+	return &replicas{parts: p, dropped: dropped, leases: map[uint32]*replica.Lease{}}
 }
 
 // lead hands a lease to the gate, each one once. A lease that comes before its
@@ -187,7 +211,11 @@ func (r *replicas) Drop(shard uint32) error {
 	delete(r.leases, shard)
 	r.mu.Unlock()
 	r.parts.runtime.Drop(shard)
-	return r.parts.host.Drop(shard)
+	if err := r.parts.host.Drop(shard); err != nil {
+		return err
+	}
+	r.dropped(shard) // after the last word of the replica
+	return nil
 }
 
 // Statuses implements cluster.Replicas.

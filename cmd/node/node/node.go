@@ -182,7 +182,11 @@ func (n *Node) advertised(l net.Listener) string {
 
 func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 	limits := n.cfg.Limits.Gateway
-	if n.pool, err = gateway.NewPool(gateway.PoolConfig{Addresses: n.table, Limits: limits}); err != nil {
+	secret, err := n.cfg.nodeSecret()
+	if err != nil {
+		return err
+	}
+	if n.pool, err = gateway.NewPool(gateway.PoolConfig{Addresses: n.table, Secret: secret, Limits: limits}); err != nil {
 		return err
 	}
 	n.peers = gateway.NewPeers(n.pool)
@@ -205,7 +209,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 		return err
 	}
 	if n.server, err = gateway.NewServer(gateway.ServerConfig{
-		Entity: entities, Node: nodes, Credentials: credentials, Limits: limits, Logger: n.log,
+		Entity: entities, Node: nodes, Credentials: credentials, Secret: secret, Limits: limits, Logger: n.log,
 	}); err != nil {
 		return err
 	}

@@ -85,7 +85,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	replicas := newReplicas(p)
+	replicas := newReplicas(p, n.table.forget)
 	if p.host, err = replica.NewHost(replica.Config{
 		Node: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: formed.ClusterID, Dir: n.cfg.Dir,
 		Listener: n.listeners.raft, Resolve: n.raftAddress,

@@ -39,8 +39,12 @@ func (n *Node) stop(ctx context.Context) error {
 		n.log.Warn("gossip was not told of the stop", slog.Any("error", err))
 	}
 	n.cancel()
+	closed := n.parts()
 	errs = append(errs, n.close(ctx))
 	n.wg.Wait()
+	if p := n.parts(); p != nil && closed == nil { // opened meanwhile
+		errs = append(errs, p.close(ctx))
+	}
 	n.log.Info("stopped")
 	return errors.Join(errs...)
 }
