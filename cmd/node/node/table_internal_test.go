@@ -11,7 +11,7 @@ import (
 // there is no leader, does not outlive it: gossip knows the leader of that term.
 func TestDroppedReplicaIsForgotten(t *testing.T) {
 	gossip, err := membership.Start(membership.Config{
-		Self: membership.Member{Name: "n1", Incarnation: "1"}, Cluster: "test", Bind: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
+		Self: membership.Member{Name: "n1", Incarnation: "1", ClusterID: "c"}, Cluster: "test", Bind: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
