@@ -57,8 +57,8 @@ type Node struct {
 type listeners struct{ grpc, http, raft net.Listener }
 
 // Start binds the ports, opens the data folder and starts the node. It returns
-// before the cluster is formed; see AwaitReady. The context bounds nothing but
-// the start itself; end the node with Stop.
+// before the cluster is formed; see AwaitReady. The context is not used: nothing
+// here waits, and the node ends with Stop.
 func Start(_ context.Context, cfg Config) (*Node, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.Validate(); err != nil {
