@@ -9,9 +9,6 @@ import (
 	"writ/sharding"
 )
 
-// Format is the number of the file format that this code writes and reads.
-const Format = 1
-
 // Config names a shard's file and says what must stand in it.
 type Config struct {
 	// Path of the shard file.
