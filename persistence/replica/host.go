@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"writ/internal/format"
 )
 
 // Folders under Config.Dir, and the pattern of half-received files.
@@ -92,9 +94,10 @@ func (h *Host) prepareDir() error {
 func (h *Host) tempDir() string { return filepath.Join(h.config.Dir, tmpDir) }
 
 // Open opens a replica of a shard, or creates it if it has never existed. A
-// replica whose memory is damaged stands as quarantined, with the reason in its
-// status, and Open returns nil; everything else that prevents opening is an error,
-// and it may be tried again.
+// replica whose memory is damaged stands as quarantined, and one that a newer
+// program has written as failed, with the reason in its status, and Open returns
+// nil; everything else that prevents opening is an error, and it may be tried
+// again.
 func (h *Host) Open(c ShardConfig) error {
 	self := Server{Node: h.config.Node, Incarnation: h.config.Incarnation, Generation: c.Generation}
 	if err := c.validate(self); err != nil {
@@ -120,6 +123,12 @@ func (h *Host) Open(c ShardConfig) error {
 		err = *failure
 	}
 	err = errors.Join(err, r.close())
+	if newer, ok := errors.AsType[*format.NewerError](err); ok {
+		// Nothing is damaged: the replica waits for the program that can read it.
+		r.stand(Failed, newer.Error())
+		logger.Error("replica not opened", slog.Any("error", newer))
+		return nil
+	}
 	if reason, odd := quarantined(err); odd {
 		r.stand(Quarantined, reason)
 		logger.Error("replica quarantined", slog.String("reason", reason))
@@ -148,6 +157,18 @@ func (h *Host) forget(r *Replica) {
 	if h.replicas[r.config.Shard] == r {
 		delete(h.replicas, r.config.Shard)
 	}
+}
+
+// ActiveFormat is what this node may write: the active format of the cluster as far
+// as its replica of the meta group knows, which is never more than the cluster's.
+func (h *Host) ActiveFormat() uint32 {
+	h.mu.Lock()
+	meta := h.meta
+	h.mu.Unlock()
+	if meta == nil {
+		return format.Base
+	}
+	return ActiveFormat(meta.State())
 }
 
 // Replica is the node's replica of a shard, nil if it has none.

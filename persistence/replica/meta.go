@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -162,6 +163,9 @@ func (m *Meta) watch() {
 	}
 }
 
+// ActiveFormat is the active format of a state.
+func ActiveFormat(s *nodev1.MetaState) uint32 { return max(s.GetActiveFormat(), format.Base) }
+
 // State is the content as applied here. It must not be changed.
 func (m *Meta) State() *nodev1.MetaState { return m.fsm.state.Load() }
 
@@ -242,7 +246,9 @@ func (m *Meta) tryUpdate(ctx context.Context, fn func(*nodev1.MetaState) error) 
 		return true, nil
 	}
 	next.Version = base.GetVersion() + 1
-	command, err := proto.Marshal(&nodev1.MetaCommand{BaseVersion: base.GetVersion(), Next: next})
+	// A command that raises the active format is itself of the one before: whoever
+	// does not read the new one learns from it why it is left out.
+	command, err := proto.Marshal(&nodev1.MetaCommand{BaseVersion: base.GetVersion(), Next: next, Format: ActiveFormat(base)})
 	if err != nil {
 		return false, fmt.Errorf("encode the meta state: %w", err)
 	}
