@@ -112,6 +112,8 @@ type Status struct {
 	// Voters and Learners of the committed configuration.
 	Voters, Learners []Server
 	FileBytes        int64
+	// Format is the newest format of the entries that were applied.
+	Format uint32
 	// Contact is when the leader was last heard from; on the leader: now.
 	Contact time.Time
 }
@@ -136,6 +138,7 @@ func (r *Replica) Status() Status {
 		s.Contact = time.Now()
 	}
 	_, s.LastLogIndex = r.log.bounds()
+	s.Format = r.store.Meta().GetFormat()
 	s.Voters, s.Learners = membersOf(r.members.Load().configuration)
 	return s
 }

@@ -34,6 +34,7 @@ type fakeNode struct {
 	dir        string
 	id         *Identity
 	up         bool
+	reads      uint32 // newest format
 	replicas   map[uint32]*fakeReplica
 	controller *Controller
 	reconciler *Reconciler
@@ -78,7 +79,7 @@ func (n *fakeNode) start(zone string, c ControllerConfig) {
 	c.Node, c.ClusterID, c.Meta, c.Members, c.Directory, c.Reporter = n.name, "c", n, fakeMembers{n}, fakeDirectory{n}, n
 	n.controller = NewController(c)
 	n.reconciler = NewReconciler(ReconcilerConfig{Node: n.name, Incarnation: n.id.Incarnation(), Placements: n, Replicas: n, Reporter: n})
-	n.registrar = NewRegistrar(RegistrarConfig{Identity: n.id, Zone: zone, FormatMax: 1, Meta: n, Members: fakeMembers{n}, Controller: n.controller, Peers: n, Directory: fakeDirectory{n}})
+	n.registrar = NewRegistrar(RegistrarConfig{Identity: n.id, Zone: zone, FormatMax: max(n.reads, 1), Meta: n, Members: fakeMembers{n}, Controller: n.controller, Peers: n, Directory: fakeDirectory{n}})
 }
 
 func (n *fakeNode) stop() {

@@ -14,6 +14,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
 	"writ/sharding/cluster"
@@ -117,7 +118,7 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	n.formation, err = cluster.NewFormation(cluster.FormationConfig{
-		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, InitialNodes: n.cfg.InitialNodes,
+		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: format.Max, InitialNodes: n.cfg.InitialNodes,
 		Directory: directory{n.gossip}, Peers: n.peers, Configured: n.configured, Logger: n.log,
 	})
 	return err
