@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -57,14 +58,22 @@ func (s *Store) flush() {
 	if !s.dirty() {
 		return
 	}
-	release := s.takeSlot()
+	release := sync.OnceFunc(s.takeSlot())
 	defer release()
 	b, db := s.freeze()
 	if b == nil {
 		return
 	}
+	defer time.AfterFunc(s.cfg.FlushStall, release).Stop()
+	s.flushing.Store(int64(time.Since(s.born)))
+	defer s.flushing.Store(0)
 	ended := s.cfg.Flushing()
-	err := guard(s.cfg.Path, func() error { return b.write(db) })
+	err := guard(s.cfg.Path, func() error {
+		if err := fault.Point(fault.BeforeFlush); err != nil {
+			return err
+		}
+		return b.write(db)
+	})
 	if err == nil {
 		err = fault.Point(fault.AfterFlush)
 	}
@@ -82,6 +91,16 @@ func (s *Store) flush() {
 	if report {
 		s.cfg.OnFailure(err)
 	}
+}
+
+// FlushingFor is how long the flush on its way has been writing so far; 0 if none
+// is.
+func (s *Store) FlushingFor() time.Duration {
+	began := s.flushing.Load()
+	if began == 0 {
+		return 0
+	}
+	return time.Since(s.born) - time.Duration(began)
 }
 
 func (s *Store) dirty() bool {

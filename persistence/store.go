@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 	bolt "go.etcd.io/bbolt"
@@ -46,6 +48,9 @@ type Store struct {
 	closing chan struct{}        // closed by Close
 	done    chan struct{}        // closed by the flusher when it has ended
 	once    sync.Once
+
+	born     time.Time    // clock of flushes
+	flushing atomic.Int64 // when the flush on its way began, 0 for none
 
 	apply applier // of the state machine's goroutine
 }
@@ -108,6 +113,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg:     cfg,
+		born:    time.Now(),
 		news:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 		replace: make(chan *replaceRequest),

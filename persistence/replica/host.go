@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"writ/internal/format"
 )
@@ -111,6 +112,8 @@ func (h *Host) Open(c ShardConfig) error {
 	}
 	r.closing = sync.OnceValue(r.closeNow)
 	r.onSuspend = r.endLease
+	r.leads = func() bool { return r.Lease() != nil }
+	r.flushingFor = func() time.Duration { return r.Store().FlushingFor() }
 	if err := h.add(r); err != nil {
 		return fmt.Errorf("open shard %d: %w", c.Shard, err)
 	}

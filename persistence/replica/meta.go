@@ -214,6 +214,9 @@ func (m *Meta) Ready() (ok bool, reason string) {
 	if failure := m.failure.Load(); failure != nil {
 		return false, "failed: " + (*failure).Error()
 	}
+	if why := m.hangs(); why != "" {
+		return false, string(Suspended) + ": " + why
+	}
 	return m.catchUp.ready(m.group, m.fsm.applied.Load())
 }
 

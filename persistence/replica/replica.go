@@ -22,9 +22,12 @@ type State string
 
 // The states of a replica. Quarantined and failed are final: the replica answers
 // nobody until it is dropped, or, if it failed, until the process starts anew.
+// Suspended is a serving replica whose disk hangs: it does not lead until its disk
+// answers.
 const (
 	Opening     State = "opening"
 	Serving     State = "serving"
+	Suspended   State = "suspended"
 	Quarantined State = "quarantined"
 	Failed      State = "failed"
 )
@@ -100,7 +103,7 @@ type Replica struct {
 // Status describes a replica at one moment.
 type Status struct {
 	State  State
-	Reason string // of Quarantined and Failed
+	Reason string // of Suspended, Quarantined and Failed
 	// Leader is the node that this replica believes to lead, "" for none.
 	Leader       string
 	Epoch        uint64
@@ -127,6 +130,9 @@ func (r *Replica) Status() Status {
 	}
 	if s.State != Serving {
 		return s
+	}
+	if why := r.hangs(); why != "" {
+		s.State, s.Reason = Suspended, why
 	}
 	var leader Server
 	leader, s.Term = r.believes()
@@ -185,6 +191,9 @@ func (r *Replica) Remove(ctx context.Context, s Server) error { return r.remove(
 func (r *Replica) Ready() (ok bool, reason string) {
 	if state, reason := r.standing(); state != Serving {
 		return false, string(state) + ": " + reason
+	}
+	if why := r.hangs(); why != "" {
+		return false, string(Suspended) + ": " + why
 	}
 	return r.catchUp.ready(r.group, r.appliedIndex.Load())
 }
@@ -249,7 +258,7 @@ func (r *Replica) storeConfig() persistence.Config {
 		Path: r.path(), ClusterID: c.ClusterID,
 		Shard: r.config.Shard, Range: r.config.Range, Epoch: r.config.Epoch, Generation: r.config.Generation,
 		GenerationWidth: width, FlushInterval: c.Store.FlushInterval, FlushRecords: c.Store.FlushRecords,
-		FlushSlot: r.host.flushSlot, Flushing: c.Store.Flushing,
+		FlushSlot: r.host.flushSlot, FlushStall: r.timing.FlushStall, Flushing: c.Store.Flushing,
 		OnFailure: func(err error) { r.fail(fmt.Errorf("shard file: %w", err)) },
 		Logger:    r.logger,
 	}

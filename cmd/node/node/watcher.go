@@ -176,7 +176,7 @@ func (n *Node) observeShard(p *parts, shard uint32) observedShard {
 		return s
 	}
 	st := r.Status()
-	if st.State == replica.Quarantined || st.State == replica.Failed {
+	if st.State != replica.Serving && st.State != replica.Opening {
 		s.trouble = string(st.State) + ": " + st.Reason
 	}
 	if s.leads = r.Lease() != nil; !s.leads {
