@@ -30,9 +30,6 @@ type Config struct {
 	// FlushSlot staggers the flushes of a node's stores: a flush begins when a
 	// value could be sent, and takes one out when it ends. Nil: no stagger.
 	FlushSlot chan struct{}
-	// FlushStall is how long a flush may keep its slot: if it takes longer the other
-	// stores go on without it. 10 s if 0.
-	FlushStall time.Duration
 	// Flushing is called when a flush begins to write, and what it returns when
 	// the flush has ended. Both must return soon. May be nil.
 	Flushing func() (ended func())
@@ -50,9 +47,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.FlushRecords == 0 {
 		c.FlushRecords = 20_000
-	}
-	if c.FlushStall == 0 {
-		c.FlushStall = 10 * time.Second
 	}
 	if c.Flushing == nil {
 		c.Flushing = func() func() { return func() {} }
@@ -87,8 +81,8 @@ func (c Config) Validate() error {
 	if c.GenerationWidth < 0 {
 		errs = append(errs, errors.New("generation width is negative"))
 	}
-	if c.FlushInterval < 0 || c.FlushRecords < 0 || c.FlushStall < 0 {
-		errs = append(errs, errors.New("flush interval, flush records and flush stall must not be negative"))
+	if c.FlushInterval < 0 || c.FlushRecords < 0 {
+		errs = append(errs, errors.New("flush interval and flush records must not be negative"))
 	}
 	return errors.Join(errs...)
 }

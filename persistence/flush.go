@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -58,13 +58,14 @@ func (s *Store) flush() {
 	if !s.dirty() {
 		return
 	}
-	release := sync.OnceFunc(s.takeSlot())
+	s.waiting.Store(int64(time.Since(s.born)))
+	release := s.takeSlot()
+	s.waiting.Store(0)
 	defer release()
 	b, db := s.freeze()
 	if b == nil {
 		return
 	}
-	defer time.AfterFunc(s.cfg.FlushStall, release).Stop()
 	s.flushing.Store(int64(time.Since(s.born)))
 	defer s.flushing.Store(0)
 	ended := s.cfg.Flushing()
@@ -93,14 +94,17 @@ func (s *Store) flush() {
 	}
 }
 
-// FlushingFor is how long the flush on its way has been writing so far; 0 if none
-// is.
-func (s *Store) FlushingFor() time.Duration {
-	began := s.flushing.Load()
-	if began == 0 {
-		return 0
+// FlushingFor is how long the flush on its way has been writing so far, or waiting
+// for its slot; 0 for what it does not do.
+func (s *Store) FlushingFor() (writing, waiting time.Duration) {
+	return s.since(&s.flushing), s.since(&s.waiting)
+}
+
+func (s *Store) since(began *atomic.Int64) time.Duration {
+	if at := began.Load(); at != 0 {
+		return time.Since(s.born) - time.Duration(at)
 	}
-	return time.Since(s.born) - time.Duration(began)
+	return 0
 }
 
 func (s *Store) dirty() bool {

@@ -50,7 +50,8 @@ type Store struct {
 	once    sync.Once
 
 	born     time.Time    // clock of flushes
-	flushing atomic.Int64 // when the flush on its way began, 0 for none
+	flushing atomic.Int64 // when the flush on its way began to write, 0 for none
+	waiting  atomic.Int64 // when it began to wait for its slot
 
 	apply applier // of the state machine's goroutine
 }

@@ -36,7 +36,7 @@ type group struct {
 	// What the watchdog needs of the owner.
 	onSuspend   func() // ends the lease; may be nil
 	leads       func() bool
-	flushingFor func() time.Duration
+	flushingFor func() (writing, waiting time.Duration)
 	members     atomic.Pointer[members]
 	failOnce    sync.Once
 	failed      chan struct{} // closed by fail
@@ -61,7 +61,7 @@ func newGroup(self Server, key groupKey, timing Timing, logger *slog.Logger) *gr
 		changed:     make(chan struct{}, 1),
 		broken:      make(chan string, 16),
 		leads:       func() bool { return false },
-		flushingFor: func() time.Duration { return 0 },
+		flushingFor: func() (writing, waiting time.Duration) { return 0, 0 },
 		failed:      make(chan struct{}),
 	}
 	g.members.Store(&members{})

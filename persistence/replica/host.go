@@ -112,8 +112,8 @@ func (h *Host) Open(c ShardConfig) error {
 	}
 	r.closing = sync.OnceValue(r.closeNow)
 	r.onSuspend = r.endLease
-	r.leads = func() bool { return r.Lease() != nil }
-	r.flushingFor = func() time.Duration { return r.Store().FlushingFor() }
+	r.group.leads = func() bool { return r.Lease() != nil }
+	r.flushingFor = func() (writing, waiting time.Duration) { return r.Store().FlushingFor() }
 	if err := h.add(r); err != nil {
 		return fmt.Errorf("open shard %d: %w", c.Shard, err)
 	}

@@ -38,7 +38,7 @@ type Meta struct {
 	fsm     *metaFSM
 	stop    chan struct{}
 	owned   sync.WaitGroup
-	leads   atomic.Bool
+	led     atomic.Bool // by raft's notices
 	catchUp catchUp
 	closing func() error // once
 }
@@ -57,6 +57,7 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 	key := groupKey{shard: metaShard, epoch: metaEpoch, generation: c.Generation}
 	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With(slog.String("shard", "meta"))), stop: make(chan struct{})}
 	m.closing = sync.OnceValue(m.closeNow)
+	m.group.leads = m.IsLeader
 	m.fsm = newMetaFSM(m)
 	err := aside(func() error { return m.open(h, c) })
 	if err == nil {
@@ -153,7 +154,7 @@ func (m *Meta) watch() {
 	for {
 		select {
 		case leads := <-m.notify:
-			m.leads.Store(leads)
+			m.led.Store(leads)
 			m.fsm.poke()
 		case <-m.changed:
 			m.fsm.poke()
@@ -180,7 +181,7 @@ func (m *Meta) Leader() string {
 }
 
 // IsLeader reports whether this node leads the group. Update finds out for sure.
-func (m *Meta) IsLeader() bool { return m.leads.Load() && m.raft.State() == raft.Leader }
+func (m *Meta) IsLeader() bool { return m.led.Load() && m.raft.State() == raft.Leader }
 
 // Server is this replica's name in the group's configuration.
 func (m *Meta) Server() Server { return m.self }

@@ -258,7 +258,7 @@ func (r *Replica) storeConfig() persistence.Config {
 		Path: r.path(), ClusterID: c.ClusterID,
 		Shard: r.config.Shard, Range: r.config.Range, Epoch: r.config.Epoch, Generation: r.config.Generation,
 		GenerationWidth: width, FlushInterval: c.Store.FlushInterval, FlushRecords: c.Store.FlushRecords,
-		FlushSlot: r.host.flushSlot, FlushStall: r.timing.FlushStall, Flushing: c.Store.Flushing,
+		FlushSlot: r.host.flushSlot, Flushing: c.Store.Flushing,
 		OnFailure: func(err error) { r.fail(fmt.Errorf("shard file: %w", err)) },
 		Logger:    r.logger,
 	}

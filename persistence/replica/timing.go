@@ -31,8 +31,8 @@ type Timing struct {
 	// Stagger is the head start of each surviving voter over the next one when
 	// the connection from the leader breaks.
 	Stagger time.Duration
-	// Stall is how long one append to the log may take before this node's
-	// replicas leave their groups until it has ended.
+	// Stall is how long one write to the log may take before this node's leaders
+	// and the replica that makes it leave their groups until it has ended.
 	Stall time.Duration
 	// FlushStall is how long one flush of a shard file may take before the shard's
 	// leader leaves its group until it has ended. It is long: the log has it all.

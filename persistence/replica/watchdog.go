@@ -17,12 +17,23 @@ func (h *Host) watchLog() {
 			h.failAll(*h.log.failure.Load())
 			return
 		case <-ticker.C:
-			for _, g := range h.groups() {
-				g.watch()
-			}
+			h.watchGroups()
 		case <-h.ctx.Done():
 			return
 		}
+	}
+}
+
+func (h *Host) watchGroups() {
+	groups, flushes, log := h.groups(), 0, time.Duration(0)
+	for _, g := range groups {
+		log = max(log, g.log.appendingFor())
+		if writing, _ := g.flushingFor(); writing > h.config.Timing.FlushStall {
+			flushes++
+		}
+	}
+	for _, g := range groups {
+		g.watch(log, flushes >= cap(h.flushSlot))
 	}
 }
 
@@ -42,13 +53,16 @@ func (h *Host) failAll(err error) {
 // whose disk is frozen would go on sending heartbeats, and nobody would take over.
 // It resumes when the write has ended.
 //
-// A write to the log suspends every replica. A flush suspends only a leader: a
-// follower has what it acknowledges in its log, and a majority may hang on it.
-func (g *group) watch() {
+// A write to the log suspends the replica that makes it, and every leader of the
+// node: they share the log. A flush suspends only a leader: a follower has what it
+// acknowledges in its log, and a majority may hang on it. With stuck, flushes hang
+// in all slots of the node: a flush that waits for one hangs as well.
+func (g *group) watch(log time.Duration, stuck bool) {
 	why, leave := "", g.suspended.Load()
-	if d := g.log.appendingFor(); d > g.timing.Stall {
-		why, leave = fmt.Sprintf("a write to the log has been hanging for %v", d.Round(time.Second)), true
-	} else if d := g.flushingFor(); d > g.timing.FlushStall {
+	if log > g.timing.Stall {
+		own := g.log.appendingFor() > g.timing.Stall
+		why, leave = fmt.Sprintf("a write to the log has been hanging for %v", log.Round(time.Second)), leave || own || g.leads()
+	} else if d := g.flushHangsFor(stuck); d > g.timing.FlushStall {
 		why, leave = fmt.Sprintf("a flush of the shard file has been hanging for %v", d.Round(time.Second)), leave || g.leads()
 	}
 	before := g.hanging.Swap(&why)
@@ -71,6 +85,14 @@ func (g *group) watch() {
 		g.logger.Warn("the replica returns to its group")
 		g.trans.resume()
 	}
+}
+
+func (g *group) flushHangsFor(stuck bool) time.Duration {
+	writing, waiting := g.flushingFor()
+	if stuck {
+		return max(writing, waiting)
+	}
+	return writing
 }
 
 // hangs says what hangs, "" for nothing.
