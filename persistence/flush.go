@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -58,16 +57,13 @@ func (s *Store) flush() {
 	if !s.dirty() {
 		return
 	}
-	s.waiting.Store(int64(time.Since(s.born)))
+	s.cfg.FlushDue()
 	release := s.takeSlot()
-	s.waiting.Store(0)
 	defer release()
 	b, db := s.freeze()
 	if b == nil {
 		return
 	}
-	s.flushing.Store(int64(time.Since(s.born)))
-	defer s.flushing.Store(0)
 	ended := s.cfg.Flushing()
 	err := guard(s.cfg.Path, func() error {
 		if err := fault.Point(fault.BeforeFlush); err != nil {
@@ -92,19 +88,6 @@ func (s *Store) flush() {
 	if report {
 		s.cfg.OnFailure(err)
 	}
-}
-
-// FlushingFor is how long the flush on its way has been writing so far, or waiting
-// for its slot; 0 for what it does not do.
-func (s *Store) FlushingFor() (writing, waiting time.Duration) {
-	return s.since(&s.flushing), s.since(&s.waiting)
-}
-
-func (s *Store) since(began *atomic.Int64) time.Duration {
-	if at := began.Load(); at != 0 {
-		return time.Since(s.born) - time.Duration(at)
-	}
-	return 0
 }
 
 func (s *Store) dirty() bool {

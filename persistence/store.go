@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/cespare/xxhash/v2"
 	bolt "go.etcd.io/bbolt"
@@ -48,10 +46,6 @@ type Store struct {
 	closing chan struct{}        // closed by Close
 	done    chan struct{}        // closed by the flusher when it has ended
 	once    sync.Once
-
-	born     time.Time    // clock of flushes
-	flushing atomic.Int64 // when the flush on its way began to write, 0 for none
-	waiting  atomic.Int64 // when it began to wait for its slot
 
 	apply applier // of the state machine's goroutine
 }
@@ -114,7 +108,6 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg:     cfg,
-		born:    time.Now(),
 		news:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 		replace: make(chan *replaceRequest),

@@ -112,8 +112,9 @@ func (h *Host) Open(c ShardConfig) error {
 	}
 	r.closing = sync.OnceValue(r.closeNow)
 	r.onSuspend = r.endLease
-	r.group.leads = func() bool { return r.Lease() != nil }
-	r.flushingFor = func() (writing, waiting time.Duration) { return r.Store().FlushingFor() }
+	r.leads = func() bool { return r.Lease() != nil }
+	r.flushes.born = time.Now()
+	r.flushingFor = r.flushes.age
 	if err := h.add(r); err != nil {
 		return fmt.Errorf("open shard %d: %w", c.Shard, err)
 	}

@@ -57,7 +57,7 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 	key := groupKey{shard: metaShard, epoch: metaEpoch, generation: c.Generation}
 	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With(slog.String("shard", "meta"))), stop: make(chan struct{})}
 	m.closing = sync.OnceValue(m.closeNow)
-	m.group.leads = m.IsLeader
+	m.leads = m.IsLeader
 	m.fsm = newMetaFSM(m)
 	err := aside(func() error { return m.open(h, c) })
 	if err == nil {

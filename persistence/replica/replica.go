@@ -94,6 +94,7 @@ type Replica struct {
 	appliedIndex atomic.Uint64
 	lastTerm     atomic.Uint64
 	catchUp      catchUp
+	flushes      flushWatch
 
 	mu     sync.Mutex
 	state  State
@@ -258,7 +259,14 @@ func (r *Replica) storeConfig() persistence.Config {
 		Path: r.path(), ClusterID: c.ClusterID,
 		Shard: r.config.Shard, Range: r.config.Range, Epoch: r.config.Epoch, Generation: r.config.Generation,
 		GenerationWidth: width, FlushInterval: c.Store.FlushInterval, FlushRecords: c.Store.FlushRecords,
-		FlushSlot: r.host.flushSlot, Flushing: c.Store.Flushing,
+		FlushSlot: r.host.flushSlot, FlushDue: r.flushes.due, Flushing: func() func() {
+			r.flushes.begin()
+			ended := c.Store.Flushing()
+			return func() {
+				ended()
+				r.flushes.end()
+			}
+		},
 		OnFailure: func(err error) { r.fail(fmt.Errorf("shard file: %w", err)) },
 		Logger:    r.logger,
 	}

@@ -3,6 +3,7 @@ package replica
 import (
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 )
 
@@ -101,4 +102,31 @@ func (g *group) hangs() string {
 		return *why
 	}
 	return ""
+}
+
+// flushWatch is when the flush of a replica's file on its way began: to wait for its
+// slot, and to write. Numbers are nanoseconds since born, 0 for what is not.
+type flushWatch struct {
+	born             time.Time
+	waiting, writing atomic.Int64
+}
+
+func (f *flushWatch) now() int64 { return int64(time.Since(f.born)) }
+func (f *flushWatch) due()       { f.waiting.Store(f.now()) }
+func (f *flushWatch) end()       { f.writing.Store(0) }
+
+func (f *flushWatch) begin() {
+	f.waiting.Store(0)
+	f.writing.Store(f.now())
+}
+
+// age is how long it has been writing, or waiting for its slot, so far.
+func (f *flushWatch) age() (writing, waiting time.Duration) {
+	since := func(began int64) time.Duration {
+		if began == 0 {
+			return 0
+		}
+		return time.Duration(f.now() - began)
+	}
+	return since(f.writing.Load()), since(f.waiting.Load())
 }
