@@ -208,6 +208,16 @@ func (h *Host) Drop(shard uint32) error {
 	return wrap(fmt.Sprintf("drop shard %d", shard), h.drop(r.key))
 }
 
+// Unclosed are the shards whose replicas have not been closed.
+func (h *Host) Unclosed() (shards []uint32) {
+	for _, r := range h.Replicas() {
+		if !r.closed.Load() {
+			shards = append(shards, r.config.Shard)
+		}
+	}
+	return shards
+}
+
 // Close ends all leases, stops all groups and flushes all files. It waits until
 // that is done or the context ends.
 func (h *Host) Close(ctx context.Context) error {

@@ -88,6 +88,7 @@ type Replica struct {
 	opened  atomic.Pointer[persistence.Store]
 	stop    chan struct{} // closed by close
 	closing func() error  // once
+	closed  atomic.Bool   // closing has ended
 	owned   sync.WaitGroup
 	lease   atomic.Pointer[Lease]
 	// Of the log as applied by the state machine.
@@ -340,6 +341,7 @@ func (r *Replica) watchLeader() {
 func (r *Replica) close() error { return r.closing() }
 
 func (r *Replica) closeNow() error {
+	defer r.closed.Store(true)
 	close(r.stop)
 	r.life.Lock()
 	defer r.life.Unlock()

@@ -150,3 +150,49 @@ func (r *rig) awaitLeads(ctx context.Context, node string, something bool) {
 		return err
 	}))
 }
+
+// A node whose disk hangs is told to stop: it hands its leaderships over, ends in
+// time with exit code 0 and says what it left undone; the next start replays it.
+func TestProcessStopOnAFrozenDisk(t *testing.T) {
+	t.Parallel()
+	binary, err := buildFaults()
+	must(t, err)
+	random := rand.New(rand.NewPCG(seed(t), 24))
+	r := startWith(t, ProcessConfig{}, binary)
+	ctx := within(t, 4*time.Minute)
+	nodes := r.cluster.Nodes()
+	w, hedge := r.load(WorkloadConfig{Seed: random.Uint64(), Clients: 4, Accounts: 20, Registers: 4, Think: 20 * time.Millisecond, Patience: 40 * time.Second})
+	loading, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { w.Run(loading) })
+	defer func() { stop(); wg.Wait() }()
+	for i, points := range [][]string{{"before-flush"}, {"before-flush", "before-append"}} {
+		node := nodes[i]
+		before := w.History().Tally().Executed
+		must(t, eventually(ctx, "some load", func(context.Context) error {
+			if done := w.History().Tally().Executed - before; done < 20 {
+				return fmt.Errorf("%d executed", done)
+			}
+			return nil
+		}))
+		r.arm(node, points[0], "hold")
+		r.deposits(ctx, fmt.Sprintf("stop-%d-", i), 64) // something to flush in every shard
+		for _, point := range points[1:] {
+			r.arm(node, point, "hold")
+		}
+		stopping, cancel := context.WithTimeout(ctx, 15*time.Second)
+		code, took, err := r.cluster.Stop(stopping, node)
+		cancel()
+		must(t, err)
+		text := r.process.Since(node)
+		if code != 0 || took > 10*time.Second || !strings.Contains(text, "stopped before the end, while files were closed: not flushed are shards") {
+			t.Errorf("%s: exit code %d after %v: %s", node, code, took, r.cluster.Logs(node, 5))
+		}
+		t.Logf("%s, hanging at %v, stopped in %v", node, points, took.Round(time.Millisecond))
+		r.up(node)
+	}
+	must(t, AwaitReady(ctx, r.cluster, nodes...))
+	stop()
+	wg.Wait()
+	r.verify(w, hedge)
+}

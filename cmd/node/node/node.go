@@ -51,7 +51,9 @@ type Node struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	stopOnce sync.Once
+	stopped  chan struct{} // closed when stopErr is valid
 	stopErr  error
+	step     atomic.Value // string: what the stop is doing
 }
 
 // listeners are bound before anything else: a port in use is known at once.
