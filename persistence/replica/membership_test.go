@@ -71,6 +71,13 @@ func TestLearnerGetsTheFileWhenTheLogIsTrimmed(t *testing.T) {
 	if err := leader.AddLearner(ctx, c.server("c", 6)); err == nil {
 		t.Error("a second replica on the same node was taken in")
 	}
+	eventually(t, "the word that only the vote is missing", func() bool {
+		ok, reason := learner.Ready()
+		if ok {
+			t.Error("a learner says that it is ready")
+		}
+		return ok || reason == "learner: it has caught up and has no vote yet"
+	})
 	eventually(t, "promotion", func() bool { return leader.Promote(ctx, third) == nil })
 	if err := leader.Promote(ctx, third); err != nil {
 		t.Errorf("promoting it again: %v", err)

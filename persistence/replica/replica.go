@@ -187,9 +187,11 @@ func (r *Replica) Promote(ctx context.Context, s Server) error { return r.promot
 // dropped.
 func (r *Replica) Remove(ctx context.Context, s Server) error { return r.remove(ctx, s) }
 
-// Ready reports whether the replica does its part: it knows a leader, belongs to
+// Ready reports whether the replica does its part: it knows a leader, has a vote in
 // the committed configuration and has applied what was committed when it first
-// heard from a leader. If not, it says why.
+// heard from a leader. If not, it says why. A learner is not ready, even when it
+// has caught up: whoever restarts nodes one by one would take the next voter away
+// while this one does not count yet.
 func (r *Replica) Ready() (ok bool, reason string) {
 	if state, reason := r.standing(); state != Serving {
 		return false, string(state) + ": " + reason
@@ -197,7 +199,14 @@ func (r *Replica) Ready() (ok bool, reason string) {
 	if why := r.hangs(); why != "" {
 		return false, string(Suspended) + ": " + why
 	}
-	return r.catchUp.ready(r.group, r.appliedIndex.Load())
+	ok, reason = r.catchUp.ready(r.group, r.appliedIndex.Load())
+	switch member, voter := r.suffrage(); {
+	case !member || voter:
+		return ok, reason
+	case ok:
+		return false, "learner: it has caught up and has no vote yet"
+	}
+	return false, "learner: " + reason
 }
 
 // catchUp remembers the commit index that a replica has to reach after its start.

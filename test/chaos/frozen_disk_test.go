@@ -161,7 +161,7 @@ func TestProcessStopOnAFrozenDisk(t *testing.T) {
 	r := startWith(t, ProcessConfig{}, binary)
 	ctx := within(t, 4*time.Minute)
 	nodes := r.cluster.Nodes()
-	w, hedge := r.load(WorkloadConfig{Seed: random.Uint64(), Clients: 4, Accounts: 20, Registers: 4, Think: 20 * time.Millisecond, Patience: 40 * time.Second})
+	w, hedge := r.load(WorkloadConfig{Seed: random.Uint64(), Clients: 4, Accounts: 20, Registers: 4, Think: 100 * time.Millisecond, Patience: 40 * time.Second})
 	loading, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { w.Run(loading) })
