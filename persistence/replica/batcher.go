@@ -12,6 +12,7 @@ import (
 	"writ/actors/entity"
 	"writ/internal/fault"
 	"writ/internal/format"
+	"writ/internal/mutant"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -228,6 +229,9 @@ func (b *batcher) take() *batch {
 // barriers.
 func (b *batcher) encode(next *batch) []byte {
 	active := b.lease.format()
+	if mutant.Off(mutant.ActiveFormat) {
+		active = format.Max + 1
+	}
 	out := entryHeader(make([]byte, 0, next.bytes+8*next.records+64), active, b.lease.LogTime())
 	barrier := false
 	for _, it := range next.items {

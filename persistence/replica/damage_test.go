@@ -175,6 +175,19 @@ func TestOverflowFailsTheReplica(t *testing.T) {
 	if s := c.host("a").Replica(0).Status(); s.State != Failed {
 		t.Errorf("the replica stands as %s", s.State)
 	}
+
+	// Opened anew, in the same process, it has what was acknowledged.
+	if err := c.host("a").Reopen(shardConfig(0, 1, nil)); err != nil {
+		t.Fatal(err)
+	}
+	again := c.host("a").Replica(0)
+	if s := again.Status(); s.State != Serving {
+		t.Fatalf("opened anew it stands as %s: %s", s.State, s.Reason)
+	}
+	c.wantEverywhere(0, "e0", string(make([]byte, 100<<10)))
+	if err := c.host("a").Reopen(shardConfig(0, 1, nil)); err != nil || c.host("a").Replica(0) != again {
+		t.Errorf("a serving replica was opened anew: %v", err)
+	}
 }
 
 // startBreakable starts three nodes, each with a disk of its own under its log.

@@ -79,6 +79,10 @@ func TestANewerEntryStopsItsReplicaOnly(t *testing.T) {
 		c.openAll(0)
 		c.openAll(1)
 		eventually(t, "the end of the replica after a restart", stopped)
+		before := c.host(name).Replica(0)
+		if err := c.host(name).Reopen(shardConfig(0, 1, nil)); err != nil || c.host(name).Replica(0) != before {
+			t.Errorf("it was opened anew for nothing: %v", err)
+		}
 		c.wantEverywhere(1, "a", "w")
 	}
 }

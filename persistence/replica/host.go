@@ -129,6 +129,7 @@ func (h *Host) Open(c ShardConfig) error {
 	err = errors.Join(err, r.close())
 	if newer, ok := errors.AsType[*format.NewerError](err); ok {
 		// Nothing is damaged: the replica waits for the program that can read it.
+		r.failure.Store(&err)
 		r.stand(Failed, newer.Error())
 		logger.Error("replica not opened", slog.Any("error", newer))
 		return nil
@@ -140,6 +141,40 @@ func (h *Host) Open(c ShardConfig) error {
 	}
 	h.forget(r)
 	return fmt.Errorf("open shard %d: %w", c.Shard, err)
+}
+
+// Reopenable reports whether a replica has failed and may be well if it is opened
+// anew. A failed shared log takes a new process, and what a newer program has
+// written a newer program.
+func (h *Host) Reopenable(shard uint32) bool {
+	r := h.Replica(shard)
+	if r == nil || h.log == nil || h.log.failure.Load() != nil {
+		return false
+	}
+	state, _ := r.standing()
+	failure := r.failure.Load()
+	return state == Failed && (failure == nil || !isNewer(*failure))
+}
+
+// Reopen opens a failed replica anew from its file and its log, as a new process
+// would.
+func (h *Host) Reopen(c ShardConfig) error {
+	r := h.Replica(c.Shard)
+	if !h.Reopenable(c.Shard) {
+		return nil
+	}
+	// Its error is the failure that is known; it may take for ever on a bad disk.
+	_ = within(closeLimit, r.close)
+	if !r.closed.Load() || !r.ended.Load() {
+		return fmt.Errorf("reopen shard %d: the failed replica has not ended: restart the process", c.Shard)
+	}
+	h.forget(r)
+	return h.Open(c)
+}
+
+func isNewer(err error) bool {
+	_, ok := errors.AsType[*format.NewerError](err)
+	return ok
 }
 
 func (h *Host) add(r *Replica) error {

@@ -21,7 +21,7 @@ import (
 type State string
 
 // The states of a replica. Quarantined and failed are final: the replica answers
-// nobody until it is dropped, or, if it failed, until the process starts anew.
+// nobody until it is dropped, or, if it failed, until it is opened anew.
 // Suspended is a serving replica whose disk hangs: it does not lead until its disk
 // answers.
 const (
@@ -89,6 +89,7 @@ type Replica struct {
 	stop    chan struct{} // closed by close
 	closing func() error  // once
 	closed  atomic.Bool   // closing has ended
+	ended   atomic.Bool   // and raft has ended before
 	owned   sync.WaitGroup
 	lease   atomic.Pointer[Lease]
 	// Of the log as applied by the state machine.
@@ -356,6 +357,7 @@ func (r *Replica) closeNow() error {
 	defer r.life.Unlock()
 	r.owned.Wait() // the lease has answered everything
 	err := r.group.stop()
+	r.ended.Store(err == nil)
 	if r.store != nil {
 		err = errors.Join(err, r.store.Close())
 	}

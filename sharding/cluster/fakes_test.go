@@ -44,6 +44,9 @@ type fakeNode struct {
 type fakeReplica struct {
 	server  Server
 	broken  bool
+	failed  bool
+	hard    int // how often opening it anew does not help
+	opened  int // how often that was tried
 	applied uint64
 	config  ReplicaConfig
 }
@@ -147,7 +150,7 @@ func (w *world) replica(shard uint32, s Server) *fakeReplica {
 
 func (w *world) shardLive(shard uint32, s Server) bool {
 	r := w.replica(shard, s)
-	return r != nil && !r.broken && w.nodes[s.Node].up
+	return r != nil && !r.broken && !r.failed && w.nodes[s.Node].up
 }
 
 func (g *fakeGroup) quorum(live func(Server) bool) bool {
@@ -347,6 +350,17 @@ func (n *fakeNode) Open(c ReplicaConfig) error {
 	return nil
 }
 
+// Reopen implements Replicas.
+func (n *fakeNode) Reopen(c ReplicaConfig) error {
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	r := n.replicas[c.Shard]
+	if r.opened++; r.opened > r.hard {
+		r.failed = false
+	}
+	return nil
+}
+
 // Drop implements Replicas.
 func (n *fakeNode) Drop(shard uint32) error {
 	n.w.mu.Lock()
@@ -369,6 +383,8 @@ func (n *fakeNode) Statuses() []*nodev1.ShardStatus {
 		s := &nodev1.ShardStatus{Shard: shard, Local: true, ReplicaGeneration: r.server.Generation, State: stateServing}
 		if r.broken {
 			s.State, s.Reason = stateQuarantined, "damaged"
+		} else if r.failed {
+			s.State, s.Reason = stateFailed, "its disk was full"
 		} else if slices.Contains(slices.Concat(g.voters, g.learners), r.server) {
 			s.Leader, s.Term, s.AppliedIndex, s.CommitIndex = g.leader.Node, g.term, r.applied, g.commit
 			for _, v := range g.voters {

@@ -196,3 +196,46 @@ func TestProcessStopOnAFrozenDisk(t *testing.T) {
 	wg.Wait()
 	r.verify(w, hedge)
 }
+
+// A flush fails once: that replica fails by name, the others of the node go on, and
+// a moment later it is opened anew in the same process and has missed nothing.
+func TestProcessFailedFlush(t *testing.T) {
+	t.Parallel()
+	binary, err := buildFaults()
+	must(t, err)
+	r := startWith(t, ProcessConfig{}, binary)
+	ctx := within(t, 3*time.Minute)
+	nodes := r.cluster.Nodes()
+	r.deposits(ctx, "flush-", 64)
+	const node = "n2"
+	r.arm(node, "before-flush", "error")
+	r.deposits(ctx, "fail-", 64) // something to flush
+	must(t, eventually(within(t, 20*time.Second), "the failure", func(ctx context.Context) error {
+		status, err := r.links.Status(ctx, node)
+		if err != nil {
+			return err
+		}
+		failed, serving := 0, 0
+		for _, s := range status.GetShards() {
+			switch {
+			case s.GetState() == "failed" && strings.Contains(s.GetReason(), "injected"):
+				failed++
+			case s.GetState() == "serving":
+				serving++
+			}
+		}
+		if failed != 1 || serving != len(status.GetShards())-1 {
+			return fmt.Errorf("%d failed, %d serve", failed, serving)
+		}
+		return nil
+	}))
+	begin := time.Now()
+	r.deposits(ctx, "meanwhile-", 64)
+	must(t, AwaitReady(within(t, time.Minute), r.cluster, nodes...))
+	t.Logf("%s is ready again after %v", node, time.Since(begin).Round(time.Millisecond))
+	if text := r.process.Since(node); !strings.Contains(text, "a failed replica is opened anew") || strings.Contains(text, "quarantined") {
+		t.Errorf("%s says: %s", node, r.cluster.Logs(node, 20))
+	}
+	r.audit()
+	r.contents(ctx)
+}
