@@ -159,7 +159,9 @@ func stopAll(nodes []*node.Node) error {
 	defer cancel()
 	var errs []error
 	for _, n := range nodes {
-		errs = append(errs, n.Stop(ctx))
+		if err := n.Stop(ctx); !errors.Is(err, node.ErrUnfinished) { // see serve
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

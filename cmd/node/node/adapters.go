@@ -184,13 +184,41 @@ func (r *replicas) lead(shard uint32, lease *replica.Lease) {
 
 // Open implements cluster.Replicas.
 func (r *replicas) Open(c cluster.ReplicaConfig) error {
-	err := r.parts.host.Open(replica.ShardConfig{
-		Shard: c.Shard, Range: c.Range, Epoch: c.Epoch, Generation: c.Generation,
-		GenerationWidth: c.GenerationWidth, Bootstrap: replicaServers(c.Bootstrap),
-	})
+	err := r.parts.host.Open(shardConfig(c))
+	if errors.Is(err, replica.ErrDropped) {
+		return cluster.ErrOutOfDate
+	}
 	if err != nil {
 		return err
 	}
+	return r.gate(c)
+}
+
+// Reopen implements cluster.Replicas. The gate of the failed replica goes first:
+// it has the old store.
+func (r *replicas) Reopen(c cluster.ReplicaConfig) error {
+	if !r.parts.host.Reopenable(c.Shard) {
+		return nil
+	}
+	r.mu.Lock()
+	delete(r.leases, c.Shard)
+	r.mu.Unlock()
+	r.parts.runtime.Drop(c.Shard)
+	if err := r.parts.host.Reopen(shardConfig(c)); err != nil {
+		return err
+	}
+	return r.gate(c)
+}
+
+func shardConfig(c cluster.ReplicaConfig) replica.ShardConfig {
+	return replica.ShardConfig{
+		Shard: c.Shard, Range: c.Range, Epoch: c.Epoch, Generation: c.Generation,
+		GenerationWidth: c.GenerationWidth, Bootstrap: replicaServers(c.Bootstrap),
+	}
+}
+
+// gate opens the gate of a replica that has just been opened.
+func (r *replicas) gate(c cluster.ReplicaConfig) error {
 	opened := r.parts.host.Replica(c.Shard)
 	if opened == nil || opened.Store() == nil {
 		return nil // quarantined: it has no gate
@@ -266,7 +294,7 @@ func replicaView(r *replica.Replica) *nodev1.ShardStatus {
 	return &nodev1.ShardStatus{
 		Shard: r.Shard(), Leader: st.Leader, Term: st.Term, Epoch: st.Epoch, Local: true, ReplicaGeneration: st.Generation,
 		AppliedIndex: st.AppliedIndex, CommitIndex: st.CommitIndex, State: string(st.State), Reason: st.Reason,
-		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes,
+		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes, Format: st.Format,
 	}
 }
 

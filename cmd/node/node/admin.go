@@ -10,6 +10,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/internal/format"
 	"writ/persistence"
 	"writ/persistence/replica"
 	nodev1 "writ/proto/writ/node/v1"
@@ -37,7 +38,7 @@ const (
 func (a *admin) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
 	n := a.node
 	readiness := n.Readiness()
-	res := &nodev1.StatusResponse{Node: n.cfg.ID, ClusterId: n.clusterID(), Version: Version, Ready: readiness.Ready}
+	res := &nodev1.StatusResponse{Node: n.cfg.ID, ClusterId: n.clusterID(), Version: Version, Ready: readiness.Ready, FormatMax: format.Max}
 	for _, m := range n.gossip.Members() {
 		res.Members = append(res.Members, memberStatus(m))
 	}
@@ -310,4 +311,20 @@ func (a *admin) MoveShard(ctx context.Context, req *nodev1.MoveShardRequest) (*n
 		return nil, gateway.ToStatus(err)
 	}
 	return &nodev1.MoveShardResponse{}, nil
+}
+
+// Upgrade implements AdminService.
+func (a *admin) Upgrade(ctx context.Context, req *nodev1.UpgradeRequest) (*nodev1.UpgradeResponse, error) {
+	p := a.node.parts()
+	if p == nil {
+		return nil, gateway.ToStatus(errNotFormed())
+	}
+	if !p.meta.IsLeader() {
+		return forwardToNode(ctx, a, p.meta.Leader(), req, nodev1.AdminServiceClient.Upgrade)
+	}
+	from, to, err := p.control.Upgrade(ctx)
+	if err != nil {
+		return nil, gateway.ToStatus(err)
+	}
+	return &nodev1.UpgradeResponse{From: from, To: to}, nil
 }

@@ -68,6 +68,11 @@ func openHands(dir string, log *slog.Logger) (*hands, error) {
 	if err := f.Truncate(handSlots * handSize); err != nil {
 		return nil, fmt.Errorf("open crash marker: %w", err)
 	}
+	// In real blocks: a write into a hole of the map would end the process once the
+	// disk is full. Where the file system cannot do that the hole stays.
+	if err := syscall.Fallocate(int(f.Fd()), 0, 0, handSlots*handSize); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
+		return nil, fmt.Errorf("make room for the crash marker: %w", err)
+	}
 	if h.data, err = syscall.Mmap(int(f.Fd()), 0, handSlots*handSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED); err != nil {
 		return nil, fmt.Errorf("map crash marker: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
 	"writ/sharding/cluster"
@@ -50,7 +51,9 @@ type Node struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	stopOnce sync.Once
+	stopped  chan struct{} // closed when stopErr is valid
 	stopErr  error
+	step     atomic.Value // string: what the stop is doing
 }
 
 // listeners are bound before anything else: a port in use is known at once.
@@ -117,7 +120,7 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	n.formation, err = cluster.NewFormation(cluster.FormationConfig{
-		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, InitialNodes: n.cfg.InitialNodes,
+		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: format.Max, InitialNodes: n.cfg.InitialNodes,
 		Directory: directory{n.gossip}, Peers: n.peers, Configured: n.configured, Logger: n.log,
 	})
 	return err

@@ -10,14 +10,11 @@ import (
 
 	"writ/actors"
 	"writ/actors/entity"
-	"writ/persistence"
+	"writ/internal/format"
 	"writ/persistence/replica"
 	"writ/sharding/cluster"
 	"writ/sharding/membership"
 )
-
-// formatMax is the newest disk format that this program reads.
-const formatMax = persistence.Format
 
 // unflushedMax is the size of what a shard holds in memory only at which new
 // commands are refused: well below the size at which the replica gives up.
@@ -71,6 +68,9 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 			return
 		case <-p.meta.Changed():
 			n.checkStart(p)
+			if err := n.identity.NoteFormat(replica.ActiveFormat(p.meta.State())); err != nil {
+				n.log.Warn("the active format is not noted", slog.Any("error", err))
+			}
 			p.agent.Poke()
 			n.router.Wake()
 		}
@@ -119,7 +119,7 @@ func (n *Node) openAgent(p *parts, replicas *replicas, clusterID string) {
 	})
 	p.agent = cluster.NewAgent(cluster.AgentConfig{
 		Registrar: cluster.NewRegistrar(cluster.RegistrarConfig{
-			Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, Meta: p.meta, Members: members,
+			Identity: n.identity, Zone: n.cfg.Zone, FormatMax: format.Max, Meta: p.meta, Members: members,
 			Controller: p.control, Peers: n.peers, Directory: directory{n.gossip}, Logger: n.log,
 		}),
 		Controller: p.control,

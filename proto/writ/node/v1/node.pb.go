@@ -782,12 +782,13 @@ func (x *PromiseResponse) GetZone() string {
 // RegisterRequest announces a node that holds no meta replica yet, or whose
 // entry has changed.
 type RegisterRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Incarnation   string                 `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Zone          string                 `protobuf:"bytes,4,opt,name=zone,proto3" json:"zone,omitempty"`
-	FormatMax     uint32                 `protobuf:"varint,5,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Node        string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Incarnation string                 `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Zone        string                 `protobuf:"bytes,4,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Newest format that the node's program reads.
+	FormatMax     uint32 `protobuf:"varint,5,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1314,8 +1315,11 @@ type MetaState struct {
 	// replica of every shard, or their contents would differ. Fixed when the
 	// cluster begins.
 	GenerationWidth int64 `protobuf:"varint,8,opt,name=generation_width,json=generationWidth,proto3" json:"generation_width,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What may be written; 0 stands for 1. No node whose program does not read it
+	// is registered. It never falls.
+	ActiveFormat  uint32 `protobuf:"varint,9,opt,name=active_format,json=activeFormat,proto3" json:"active_format,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
@@ -1400,6 +1404,13 @@ func (x *MetaState) GetReplication() uint32 {
 func (x *MetaState) GetGenerationWidth() int64 {
 	if x != nil {
 		return x.GenerationWidth
+	}
+	return 0
+}
+
+func (x *MetaState) GetActiveFormat() uint32 {
+	if x != nil {
+		return x.ActiveFormat
 	}
 	return 0
 }
@@ -1704,9 +1715,12 @@ func (x *Contract) GetRetryHorizon() int64 {
 
 // MetaCommand is one entry of the meta group's log: a compare-and-set.
 type MetaCommand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	BaseVersion   uint64                 `protobuf:"varint,1,opt,name=base_version,json=baseVersion,proto3" json:"base_version,omitempty"`
-	Next          *MetaState             `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	BaseVersion uint64                 `protobuf:"varint,1,opt,name=base_version,json=baseVersion,proto3" json:"base_version,omitempty"`
+	Next        *MetaState             `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	// The active format of the state that it was based on; 0 stands for 1. What is
+	// newer than the reader stops its meta replica.
+	Format        uint32 `protobuf:"varint,3,opt,name=format,proto3" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1755,6 +1769,13 @@ func (x *MetaCommand) GetNext() *MetaState {
 	return nil
 }
 
+func (x *MetaCommand) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1793,15 +1814,17 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 
 // StatusResponse is one node's view.
 type StatusResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
-	Meta          *MetaState             `protobuf:"bytes,5,opt,name=meta,proto3" json:"meta,omitempty"`
-	Shards        []*ShardStatus         `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
-	Members       []*MemberStatus        `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
-	MetaLeader    string                 `protobuf:"bytes,8,opt,name=meta_leader,json=metaLeader,proto3" json:"meta_leader,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Node       string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	ClusterId  string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Version    string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Ready      bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	Meta       *MetaState             `protobuf:"bytes,5,opt,name=meta,proto3" json:"meta,omitempty"`
+	Shards     []*ShardStatus         `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
+	Members    []*MemberStatus        `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
+	MetaLeader string                 `protobuf:"bytes,8,opt,name=meta_leader,json=metaLeader,proto3" json:"meta_leader,omitempty"`
+	// Newest format that this node's program reads.
+	FormatMax     uint32 `protobuf:"varint,9,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1892,6 +1915,13 @@ func (x *StatusResponse) GetMetaLeader() string {
 	return ""
 }
 
+func (x *StatusResponse) GetFormatMax() uint32 {
+	if x != nil {
+		return x.FormatMax
+	}
+	return 0
+}
+
 // ShardStatus is this node's view of one shard.
 type ShardStatus struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1909,8 +1939,10 @@ type ShardStatus struct {
 	Voters            []string `protobuf:"bytes,11,rep,name=voters,proto3" json:"voters,omitempty"`
 	Learners          []string `protobuf:"bytes,12,rep,name=learners,proto3" json:"learners,omitempty"`
 	FileBytes         int64    `protobuf:"varint,13,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Newest format of the entries that the local replica has applied.
+	Format        uint32 `protobuf:"varint,14,opt,name=format,proto3" json:"format,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShardStatus) Reset() {
@@ -2030,6 +2062,13 @@ func (x *ShardStatus) GetLearners() []string {
 func (x *ShardStatus) GetFileBytes() int64 {
 	if x != nil {
 		return x.FileBytes
+	}
+	return 0
+}
+
+func (x *ShardStatus) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
 	}
 	return 0
 }
@@ -3427,6 +3466,95 @@ func (*MoveShardResponse) Descriptor() ([]byte, []int) {
 	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
+type UpgradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeRequest) Reset() {
+	*x = UpgradeRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeRequest) ProtoMessage() {}
+
+func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
+}
+
+// UpgradeResponse tells the active format before and after.
+type UpgradeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeResponse) Reset() {
+	*x = UpgradeResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeResponse) ProtoMessage() {}
+
+func (x *UpgradeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *UpgradeResponse) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *UpgradeResponse) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
 // SetContractRequest changes the values that are set.
 type SetContractRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -3440,7 +3568,7 @@ type SetContractRequest struct {
 
 func (x *SetContractRequest) Reset() {
 	*x = SetContractRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3580,7 @@ func (x *SetContractRequest) String() string {
 func (*SetContractRequest) ProtoMessage() {}
 
 func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3593,7 @@ func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractRequest.ProtoReflect.Descriptor instead.
 func (*SetContractRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetContractRequest) GetWindow() int64 {
@@ -3499,7 +3627,7 @@ type SetContractResponse struct {
 
 func (x *SetContractResponse) Reset() {
 	*x = SetContractResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3639,7 @@ func (x *SetContractResponse) String() string {
 func (*SetContractResponse) ProtoMessage() {}
 
 func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3652,7 @@ func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractResponse.ProtoReflect.Descriptor instead.
 func (*SetContractResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetContractResponse) GetContract() *Contract {
@@ -3545,7 +3673,7 @@ type LaneName struct {
 
 func (x *LaneName) Reset() {
 	*x = LaneName{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3557,7 +3685,7 @@ func (x *LaneName) String() string {
 func (*LaneName) ProtoMessage() {}
 
 func (x *LaneName) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3570,7 +3698,7 @@ func (x *LaneName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneName.ProtoReflect.Descriptor instead.
 func (*LaneName) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LaneName) GetSource() *v11.Ref {
@@ -3600,7 +3728,7 @@ type LookupLanesRequest struct {
 
 func (x *LookupLanesRequest) Reset() {
 	*x = LookupLanesRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[48]
+	mi := &file_writ_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3612,7 +3740,7 @@ func (x *LookupLanesRequest) String() string {
 func (*LookupLanesRequest) ProtoMessage() {}
 
 func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[48]
+	mi := &file_writ_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3625,7 +3753,7 @@ func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupLanesRequest.ProtoReflect.Descriptor instead.
 func (*LookupLanesRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LookupLanesRequest) GetClusterId() string {
@@ -3666,7 +3794,7 @@ type LookupLanesResponse struct {
 
 func (x *LookupLanesResponse) Reset() {
 	*x = LookupLanesResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[49]
+	mi := &file_writ_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3806,7 @@ func (x *LookupLanesResponse) String() string {
 func (*LookupLanesResponse) ProtoMessage() {}
 
 func (x *LookupLanesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[49]
+	mi := &file_writ_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3819,7 @@ func (x *LookupLanesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupLanesResponse.ProtoReflect.Descriptor instead.
 func (*LookupLanesResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LookupLanesResponse) GetLanes() []*AuditLane {
@@ -3710,7 +3838,7 @@ type GuaranteeRequest struct {
 
 func (x *GuaranteeRequest) Reset() {
 	*x = GuaranteeRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[50]
+	mi := &file_writ_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3722,7 +3850,7 @@ func (x *GuaranteeRequest) String() string {
 func (*GuaranteeRequest) ProtoMessage() {}
 
 func (x *GuaranteeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[50]
+	mi := &file_writ_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +3863,7 @@ func (x *GuaranteeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuaranteeRequest.ProtoReflect.Descriptor instead.
 func (*GuaranteeRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GuaranteeRequest) GetClusterId() string {
@@ -3755,7 +3883,7 @@ type GuaranteeResponse struct {
 
 func (x *GuaranteeResponse) Reset() {
 	*x = GuaranteeResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[51]
+	mi := &file_writ_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3767,7 +3895,7 @@ func (x *GuaranteeResponse) String() string {
 func (*GuaranteeResponse) ProtoMessage() {}
 
 func (x *GuaranteeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[51]
+	mi := &file_writ_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3780,7 +3908,7 @@ func (x *GuaranteeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuaranteeResponse.ProtoReflect.Descriptor instead.
 func (*GuaranteeResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GuaranteeResponse) GetGuarantee() *v1.Guarantee {
@@ -3799,7 +3927,7 @@ type AuditFindingsRequest struct {
 
 func (x *AuditFindingsRequest) Reset() {
 	*x = AuditFindingsRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[52]
+	mi := &file_writ_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +3939,7 @@ func (x *AuditFindingsRequest) String() string {
 func (*AuditFindingsRequest) ProtoMessage() {}
 
 func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[52]
+	mi := &file_writ_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +3952,7 @@ func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsRequest.ProtoReflect.Descriptor instead.
 func (*AuditFindingsRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AuditFindingsRequest) GetShard() uint32 {
@@ -3853,7 +3981,7 @@ type AuditFindingsResponse struct {
 
 func (x *AuditFindingsResponse) Reset() {
 	*x = AuditFindingsResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[53]
+	mi := &file_writ_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3865,7 +3993,7 @@ func (x *AuditFindingsResponse) String() string {
 func (*AuditFindingsResponse) ProtoMessage() {}
 
 func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[53]
+	mi := &file_writ_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +4006,7 @@ func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsResponse.ProtoReflect.Descriptor instead.
 func (*AuditFindingsResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AuditFindingsResponse) GetShard() uint32 {
@@ -3951,7 +4079,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[54]
+	mi := &file_writ_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3963,7 +4091,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[54]
+	mi := &file_writ_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3976,7 +4104,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *InspectRequest) GetEntity() *v11.Ref {
@@ -4034,7 +4162,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[55]
+	mi := &file_writ_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4046,7 +4174,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[55]
+	mi := &file_writ_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4059,7 +4187,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *InspectResponse) GetShard() uint32 {
@@ -4151,7 +4279,7 @@ type InspectedLane struct {
 
 func (x *InspectedLane) Reset() {
 	*x = InspectedLane{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[56]
+	mi := &file_writ_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4291,7 @@ func (x *InspectedLane) String() string {
 func (*InspectedLane) ProtoMessage() {}
 
 func (x *InspectedLane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[56]
+	mi := &file_writ_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4304,7 @@ func (x *InspectedLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectedLane.ProtoReflect.Descriptor instead.
 func (*InspectedLane) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *InspectedLane) GetDestination() *v11.Ref {
@@ -4297,7 +4425,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\tR\x02to\"\x1c\n" +
-	"\x1aTransferLeadershipResponse\"\xb7\x03\n" +
+	"\x1aTransferLeadershipResponse\"\xdc\x03\n" +
 	"\tMetaState\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -4307,7 +4435,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\bcontract\x18\x05 \x01(\v2\x16.writ.node.v1.ContractR\bcontract\x12-\n" +
 	"\x12replica_generation\x18\x06 \x01(\x04R\x11replicaGeneration\x12 \n" +
 	"\vreplication\x18\a \x01(\rR\vreplication\x12)\n" +
-	"\x10generation_width\x18\b \x01(\x03R\x0fgenerationWidth\x1aQ\n" +
+	"\x10generation_width\x18\b \x01(\x03R\x0fgenerationWidth\x12#\n" +
+	"\ractive_format\x18\t \x01(\rR\factiveFormat\x1aQ\n" +
 	"\n" +
 	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
@@ -4347,11 +4476,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\rretry_horizon\x18\x03 \x01(\x03R\fretryHorizon\x1a?\n" +
 	"\x11WindowByKindEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"]\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"u\n" +
 	"\vMetaCommand\x12!\n" +
 	"\fbase_version\x18\x01 \x01(\x04R\vbaseVersion\x12+\n" +
-	"\x04next\x18\x02 \x01(\v2\x17.writ.node.v1.MetaStateR\x04next\"\x0f\n" +
-	"\rStatusRequest\"\xaa\x02\n" +
+	"\x04next\x18\x02 \x01(\v2\x17.writ.node.v1.MetaStateR\x04next\x12\x16\n" +
+	"\x06format\x18\x03 \x01(\rR\x06format\"\x0f\n" +
+	"\rStatusRequest\"\xc9\x02\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -4362,7 +4492,9 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06shards\x18\x06 \x03(\v2\x19.writ.node.v1.ShardStatusR\x06shards\x124\n" +
 	"\amembers\x18\a \x03(\v2\x1a.writ.node.v1.MemberStatusR\amembers\x12\x1f\n" +
 	"\vmeta_leader\x18\b \x01(\tR\n" +
-	"metaLeader\"\xf3\x02\n" +
+	"metaLeader\x12\x1d\n" +
+	"\n" +
+	"format_max\x18\t \x01(\rR\tformatMax\"\x8b\x03\n" +
 	"\vShardStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
@@ -4378,7 +4510,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06voters\x18\v \x03(\tR\x06voters\x12\x1a\n" +
 	"\blearners\x18\f \x03(\tR\blearners\x12\x1d\n" +
 	"\n" +
-	"file_bytes\x18\r \x01(\x03R\tfileBytes\"\xc2\x01\n" +
+	"file_bytes\x18\r \x01(\x03R\tfileBytes\x12\x16\n" +
+	"\x06format\x18\x0e \x01(\rR\x06format\"\xc2\x01\n" +
 	"\fMemberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x12\n" +
@@ -4489,7 +4622,11 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\tR\x02to\"\x13\n" +
-	"\x11MoveShardResponse\"\x93\x02\n" +
+	"\x11MoveShardResponse\"\x10\n" +
+	"\x0eUpgradeRequest\"5\n" +
+	"\x0fUpgradeResponse\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\rR\x02to\"\x93\x02\n" +
 	"\x12SetContractRequest\x12\x1b\n" +
 	"\x06window\x18\x01 \x01(\x03H\x00R\x06window\x88\x01\x01\x12X\n" +
 	"\x0ewindow_by_kind\x18\x02 \x03(\v22.writ.node.v1.SetContractRequest.WindowByKindEntryR\fwindowByKind\x12(\n" +
@@ -4560,7 +4697,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06Report\x12\x1b.writ.node.v1.ReportRequest\x1a\x1c.writ.node.v1.ReportResponse\x12R\n" +
 	"\vLookupLanes\x12 .writ.node.v1.LookupLanesRequest\x1a!.writ.node.v1.LookupLanesResponse\x12L\n" +
 	"\tGuarantee\x12\x1e.writ.node.v1.GuaranteeRequest\x1a\x1f.writ.node.v1.GuaranteeResponse\x12g\n" +
-	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\x84\b\n" +
+	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\xcc\b\n" +
 	"\fAdminService\x12C\n" +
 	"\x06Status\x12\x1b.writ.node.v1.StatusRequest\x1a\x1c.writ.node.v1.StatusResponse\x12O\n" +
 	"\n" +
@@ -4570,7 +4707,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tDiskProbe\x12\x1e.writ.node.v1.DiskProbeRequest\x1a\x1f.writ.node.v1.DiskProbeResponse\x12E\n" +
 	"\tListLanes\x12\x1e.writ.node.v1.ListLanesRequest\x1a\x16.writ.node.v1.LaneInfo0\x01\x12U\n" +
 	"\fSetNodeState\x12!.writ.node.v1.SetNodeStateRequest\x1a\".writ.node.v1.SetNodeStateResponse\x12L\n" +
-	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponse\x12R\n" +
+	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponse\x12F\n" +
+	"\aUpgrade\x12\x1c.writ.node.v1.UpgradeRequest\x1a\x1d.writ.node.v1.UpgradeResponse\x12R\n" +
 	"\vSetContract\x12 .writ.node.v1.SetContractRequest\x1a!.writ.node.v1.SetContractResponse\x12X\n" +
 	"\rAuditFindings\x12\".writ.node.v1.AuditFindingsRequest\x1a#.writ.node.v1.AuditFindingsResponse\x12I\n" +
 	"\bShowLane\x12\x1d.writ.node.v1.ShowLaneRequest\x1a\x1e.writ.node.v1.ShowLaneResponse\x12O\n" +
@@ -4593,7 +4731,7 @@ func file_writ_node_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_writ_node_v1_node_proto_goTypes = []any{
 	(Refusal_Kind)(0),                  // 0: writ.node.v1.Refusal.Kind
 	(NodeEntry_State)(0),               // 1: writ.node.v1.NodeEntry.State
@@ -4643,90 +4781,92 @@ var file_writ_node_v1_node_proto_goTypes = []any{
 	(*SetNodeStateResponse)(nil),       // 45: writ.node.v1.SetNodeStateResponse
 	(*MoveShardRequest)(nil),           // 46: writ.node.v1.MoveShardRequest
 	(*MoveShardResponse)(nil),          // 47: writ.node.v1.MoveShardResponse
-	(*SetContractRequest)(nil),         // 48: writ.node.v1.SetContractRequest
-	(*SetContractResponse)(nil),        // 49: writ.node.v1.SetContractResponse
-	(*LaneName)(nil),                   // 50: writ.node.v1.LaneName
-	(*LookupLanesRequest)(nil),         // 51: writ.node.v1.LookupLanesRequest
-	(*LookupLanesResponse)(nil),        // 52: writ.node.v1.LookupLanesResponse
-	(*GuaranteeRequest)(nil),           // 53: writ.node.v1.GuaranteeRequest
-	(*GuaranteeResponse)(nil),          // 54: writ.node.v1.GuaranteeResponse
-	(*AuditFindingsRequest)(nil),       // 55: writ.node.v1.AuditFindingsRequest
-	(*AuditFindingsResponse)(nil),      // 56: writ.node.v1.AuditFindingsResponse
-	(*InspectRequest)(nil),             // 57: writ.node.v1.InspectRequest
-	(*InspectResponse)(nil),            // 58: writ.node.v1.InspectResponse
-	(*InspectedLane)(nil),              // 59: writ.node.v1.InspectedLane
-	nil,                                // 60: writ.node.v1.MetaState.NodesEntry
-	nil,                                // 61: writ.node.v1.Contract.WindowByKindEntry
-	nil,                                // 62: writ.node.v1.SetContractRequest.WindowByKindEntry
-	(*v1.SubmitRequest)(nil),           // 63: writ.v1.SubmitRequest
-	(*v1.ReadRequest)(nil),             // 64: writ.v1.ReadRequest
-	(*v1.OutcomeRequest)(nil),          // 65: writ.v1.OutcomeRequest
-	(*v1.SubmitResponse)(nil),          // 66: writ.v1.SubmitResponse
-	(*v1.ReadResponse)(nil),            // 67: writ.v1.ReadResponse
-	(*v1.OutcomeResponse)(nil),         // 68: writ.v1.OutcomeResponse
-	(*v11.Row)(nil),                    // 69: writ.record.v1.Row
-	(*v11.Ref)(nil),                    // 70: writ.record.v1.Ref
-	(*v11.Lane)(nil),                   // 71: writ.record.v1.Lane
-	(v11.Lane_Status)(0),               // 72: writ.record.v1.Lane.Status
-	(*v1.Guarantee)(nil),               // 73: writ.v1.Guarantee
-	(*v11.EntityRecord)(nil),           // 74: writ.record.v1.EntityRecord
-	(*v11.KeyRecord)(nil),              // 75: writ.record.v1.KeyRecord
+	(*UpgradeRequest)(nil),             // 48: writ.node.v1.UpgradeRequest
+	(*UpgradeResponse)(nil),            // 49: writ.node.v1.UpgradeResponse
+	(*SetContractRequest)(nil),         // 50: writ.node.v1.SetContractRequest
+	(*SetContractResponse)(nil),        // 51: writ.node.v1.SetContractResponse
+	(*LaneName)(nil),                   // 52: writ.node.v1.LaneName
+	(*LookupLanesRequest)(nil),         // 53: writ.node.v1.LookupLanesRequest
+	(*LookupLanesResponse)(nil),        // 54: writ.node.v1.LookupLanesResponse
+	(*GuaranteeRequest)(nil),           // 55: writ.node.v1.GuaranteeRequest
+	(*GuaranteeResponse)(nil),          // 56: writ.node.v1.GuaranteeResponse
+	(*AuditFindingsRequest)(nil),       // 57: writ.node.v1.AuditFindingsRequest
+	(*AuditFindingsResponse)(nil),      // 58: writ.node.v1.AuditFindingsResponse
+	(*InspectRequest)(nil),             // 59: writ.node.v1.InspectRequest
+	(*InspectResponse)(nil),            // 60: writ.node.v1.InspectResponse
+	(*InspectedLane)(nil),              // 61: writ.node.v1.InspectedLane
+	nil,                                // 62: writ.node.v1.MetaState.NodesEntry
+	nil,                                // 63: writ.node.v1.Contract.WindowByKindEntry
+	nil,                                // 64: writ.node.v1.SetContractRequest.WindowByKindEntry
+	(*v1.SubmitRequest)(nil),           // 65: writ.v1.SubmitRequest
+	(*v1.ReadRequest)(nil),             // 66: writ.v1.ReadRequest
+	(*v1.OutcomeRequest)(nil),          // 67: writ.v1.OutcomeRequest
+	(*v1.SubmitResponse)(nil),          // 68: writ.v1.SubmitResponse
+	(*v1.ReadResponse)(nil),            // 69: writ.v1.ReadResponse
+	(*v1.OutcomeResponse)(nil),         // 70: writ.v1.OutcomeResponse
+	(*v11.Row)(nil),                    // 71: writ.record.v1.Row
+	(*v11.Ref)(nil),                    // 72: writ.record.v1.Ref
+	(*v11.Lane)(nil),                   // 73: writ.record.v1.Lane
+	(v11.Lane_Status)(0),               // 74: writ.record.v1.Lane.Status
+	(*v1.Guarantee)(nil),               // 75: writ.v1.Guarantee
+	(*v11.EntityRecord)(nil),           // 76: writ.record.v1.EntityRecord
+	(*v11.KeyRecord)(nil),              // 77: writ.record.v1.KeyRecord
 }
 var file_writ_node_v1_node_proto_depIdxs = []int32{
-	63, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
-	64, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
-	65, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
-	65, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
-	66, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
-	67, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
-	68, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
-	69, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
+	65, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
+	66, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
+	67, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
+	67, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
+	68, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
+	69, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
+	70, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
+	71, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
 	7,  // 8: writ.node.v1.DeliverResponse.refusal:type_name -> writ.node.v1.Refusal
 	0,  // 9: writ.node.v1.Refusal.kind:type_name -> writ.node.v1.Refusal.Kind
 	26, // 10: writ.node.v1.ReportResponse.shards:type_name -> writ.node.v1.ShardStatus
-	60, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
+	62, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
 	20, // 12: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
 	22, // 13: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
 	1,  // 14: writ.node.v1.NodeEntry.state:type_name -> writ.node.v1.NodeEntry.State
 	21, // 15: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
-	61, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
+	63, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
 	18, // 17: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
 	18, // 18: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
 	26, // 19: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
 	27, // 20: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
 	30, // 21: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
-	70, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
-	70, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
+	72, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
+	72, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
 	36, // 24: writ.node.v1.ListLanesRequest.filter:type_name -> writ.node.v1.LaneFilter
-	70, // 25: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
-	70, // 26: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
-	71, // 27: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
-	50, // 28: writ.node.v1.ShowLaneRequest.lane:type_name -> writ.node.v1.LaneName
+	72, // 25: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
+	72, // 26: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
+	73, // 27: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
+	52, // 28: writ.node.v1.ShowLaneRequest.lane:type_name -> writ.node.v1.LaneName
 	37, // 29: writ.node.v1.ShowLaneResponse.lane:type_name -> writ.node.v1.LaneInfo
-	69, // 30: writ.node.v1.ShowLaneResponse.rows:type_name -> writ.record.v1.Row
-	50, // 31: writ.node.v1.ChangeLaneRequest.lane:type_name -> writ.node.v1.LaneName
+	71, // 30: writ.node.v1.ShowLaneResponse.rows:type_name -> writ.record.v1.Row
+	52, // 31: writ.node.v1.ChangeLaneRequest.lane:type_name -> writ.node.v1.LaneName
 	2,  // 32: writ.node.v1.ChangeLaneRequest.verb:type_name -> writ.node.v1.ChangeLaneRequest.Verb
 	37, // 33: writ.node.v1.ChangeLaneResponse.lane:type_name -> writ.node.v1.LaneInfo
 	36, // 34: writ.node.v1.ListOutboxRequest.filter:type_name -> writ.node.v1.LaneFilter
-	69, // 35: writ.node.v1.OutboxRow.row:type_name -> writ.record.v1.Row
-	72, // 36: writ.node.v1.OutboxRow.status:type_name -> writ.record.v1.Lane.Status
+	71, // 35: writ.node.v1.OutboxRow.row:type_name -> writ.record.v1.Row
+	74, // 36: writ.node.v1.OutboxRow.status:type_name -> writ.record.v1.Lane.Status
 	1,  // 37: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
-	62, // 38: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
+	64, // 38: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
 	22, // 39: writ.node.v1.SetContractResponse.contract:type_name -> writ.node.v1.Contract
-	70, // 40: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
-	70, // 41: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
-	50, // 42: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
+	72, // 40: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
+	72, // 41: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
+	52, // 42: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
 	32, // 43: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
-	73, // 44: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
-	70, // 45: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
-	70, // 46: writ.node.v1.InspectRequest.source:type_name -> writ.record.v1.Ref
-	74, // 47: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
-	75, // 48: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
-	59, // 49: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
+	75, // 44: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
+	72, // 45: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
+	72, // 46: writ.node.v1.InspectRequest.source:type_name -> writ.record.v1.Ref
+	76, // 47: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
+	77, // 48: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
+	61, // 49: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
 	32, // 50: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
-	70, // 51: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
-	71, // 52: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
-	69, // 53: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
+	72, // 51: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
+	73, // 52: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
+	71, // 53: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
 	19, // 54: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
 	3,  // 55: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
 	5,  // 56: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
@@ -4734,8 +4874,8 @@ var file_writ_node_v1_node_proto_depIdxs = []int32{
 	10, // 58: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
 	12, // 59: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
 	14, // 60: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
-	51, // 61: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
-	53, // 62: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
+	53, // 61: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
+	55, // 62: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
 	16, // 63: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
 	24, // 64: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
 	28, // 65: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
@@ -4744,36 +4884,38 @@ var file_writ_node_v1_node_proto_depIdxs = []int32{
 	35, // 68: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
 	44, // 69: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
 	46, // 70: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
-	48, // 71: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
-	55, // 72: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
-	38, // 73: writ.node.v1.AdminService.ShowLane:input_type -> writ.node.v1.ShowLaneRequest
-	40, // 74: writ.node.v1.AdminService.ChangeLane:input_type -> writ.node.v1.ChangeLaneRequest
-	42, // 75: writ.node.v1.AdminService.ListOutbox:input_type -> writ.node.v1.ListOutboxRequest
-	57, // 76: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
-	4,  // 77: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
-	6,  // 78: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
-	9,  // 79: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
-	11, // 80: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
-	13, // 81: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
-	15, // 82: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
-	52, // 83: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
-	54, // 84: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
-	17, // 85: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
-	25, // 86: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
-	29, // 87: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
-	32, // 88: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
-	34, // 89: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
-	37, // 90: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
-	45, // 91: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
-	47, // 92: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
-	49, // 93: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
-	56, // 94: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
-	39, // 95: writ.node.v1.AdminService.ShowLane:output_type -> writ.node.v1.ShowLaneResponse
-	41, // 96: writ.node.v1.AdminService.ChangeLane:output_type -> writ.node.v1.ChangeLaneResponse
-	43, // 97: writ.node.v1.AdminService.ListOutbox:output_type -> writ.node.v1.OutboxRow
-	58, // 98: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
-	77, // [77:99] is the sub-list for method output_type
-	55, // [55:77] is the sub-list for method input_type
+	48, // 71: writ.node.v1.AdminService.Upgrade:input_type -> writ.node.v1.UpgradeRequest
+	50, // 72: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
+	57, // 73: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
+	38, // 74: writ.node.v1.AdminService.ShowLane:input_type -> writ.node.v1.ShowLaneRequest
+	40, // 75: writ.node.v1.AdminService.ChangeLane:input_type -> writ.node.v1.ChangeLaneRequest
+	42, // 76: writ.node.v1.AdminService.ListOutbox:input_type -> writ.node.v1.ListOutboxRequest
+	59, // 77: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
+	4,  // 78: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
+	6,  // 79: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
+	9,  // 80: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
+	11, // 81: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
+	13, // 82: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
+	15, // 83: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
+	54, // 84: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
+	56, // 85: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
+	17, // 86: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
+	25, // 87: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
+	29, // 88: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
+	32, // 89: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
+	34, // 90: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
+	37, // 91: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
+	45, // 92: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
+	47, // 93: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
+	49, // 94: writ.node.v1.AdminService.Upgrade:output_type -> writ.node.v1.UpgradeResponse
+	51, // 95: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
+	58, // 96: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
+	39, // 97: writ.node.v1.AdminService.ShowLane:output_type -> writ.node.v1.ShowLaneResponse
+	41, // 98: writ.node.v1.AdminService.ChangeLane:output_type -> writ.node.v1.ChangeLaneResponse
+	43, // 99: writ.node.v1.AdminService.ListOutbox:output_type -> writ.node.v1.OutboxRow
+	60, // 100: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
+	78, // [78:101] is the sub-list for method output_type
+	55, // [55:78] is the sub-list for method input_type
 	55, // [55:55] is the sub-list for extension type_name
 	55, // [55:55] is the sub-list for extension extendee
 	0,  // [0:55] is the sub-list for field type_name
@@ -4796,14 +4938,14 @@ func file_writ_node_v1_node_proto_init() {
 		(*ForwardResponse_Outcome)(nil),
 	}
 	file_writ_node_v1_node_proto_msgTypes[36].OneofWrappers = []any{}
-	file_writ_node_v1_node_proto_msgTypes[45].OneofWrappers = []any{}
+	file_writ_node_v1_node_proto_msgTypes[47].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_node_v1_node_proto_rawDesc), len(file_writ_node_v1_node_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   60,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

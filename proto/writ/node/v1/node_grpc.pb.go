@@ -463,6 +463,7 @@ const (
 	AdminService_ListLanes_FullMethodName     = "/writ.node.v1.AdminService/ListLanes"
 	AdminService_SetNodeState_FullMethodName  = "/writ.node.v1.AdminService/SetNodeState"
 	AdminService_MoveShard_FullMethodName     = "/writ.node.v1.AdminService/MoveShard"
+	AdminService_Upgrade_FullMethodName       = "/writ.node.v1.AdminService/Upgrade"
 	AdminService_SetContract_FullMethodName   = "/writ.node.v1.AdminService/SetContract"
 	AdminService_AuditFindings_FullMethodName = "/writ.node.v1.AdminService/AuditFindings"
 	AdminService_ShowLane_FullMethodName      = "/writ.node.v1.AdminService/ShowLane"
@@ -493,6 +494,8 @@ type AdminServiceClient interface {
 	SetNodeState(ctx context.Context, in *SetNodeStateRequest, opts ...grpc.CallOption) (*SetNodeStateResponse, error)
 	// MoveShard replaces one replica of a shard, or moves its leadership.
 	MoveShard(ctx context.Context, in *MoveShardRequest, opts ...grpc.CallOption) (*MoveShardResponse, error)
+	// Upgrade raises the active format to the newest one that all nodes read.
+	Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeResponse, error)
 	// SetContract changes what the cluster promises.
 	SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
@@ -604,6 +607,16 @@ func (c *adminServiceClient) MoveShard(ctx context.Context, in *MoveShardRequest
 	return out, nil
 }
 
+func (c *adminServiceClient) Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpgradeResponse)
+	err := c.cc.Invoke(ctx, AdminService_Upgrade_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetContractResponse)
@@ -695,6 +708,8 @@ type AdminServiceServer interface {
 	SetNodeState(context.Context, *SetNodeStateRequest) (*SetNodeStateResponse, error)
 	// MoveShard replaces one replica of a shard, or moves its leadership.
 	MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error)
+	// Upgrade raises the active format to the newest one that all nodes read.
+	Upgrade(context.Context, *UpgradeRequest) (*UpgradeResponse, error)
 	// SetContract changes what the cluster promises.
 	SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
@@ -738,6 +753,9 @@ func (UnimplementedAdminServiceServer) SetNodeState(context.Context, *SetNodeSta
 }
 func (UnimplementedAdminServiceServer) MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MoveShard not implemented")
+}
+func (UnimplementedAdminServiceServer) Upgrade(context.Context, *UpgradeRequest) (*UpgradeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Upgrade not implemented")
 }
 func (UnimplementedAdminServiceServer) SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetContract not implemented")
@@ -890,6 +908,24 @@ func _AdminService_MoveShard_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Upgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Upgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Upgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Upgrade(ctx, req.(*UpgradeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_SetContract_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetContractRequest)
 	if err := dec(in); err != nil {
@@ -1017,6 +1053,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MoveShard",
 			Handler:    _AdminService_MoveShard_Handler,
+		},
+		{
+			MethodName: "Upgrade",
+			Handler:    _AdminService_Upgrade_Handler,
 		},
 		{
 			MethodName: "SetContract",
