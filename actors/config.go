@@ -31,8 +31,9 @@ type Config struct {
 	Skew time.Duration
 	// Courier carries events.
 	Courier Courier
-	// Sends is the number of deliveries at once from this node, separately for
-	// healthy lanes and for lanes in trouble. Default 64.
+	// Sends is the number of deliveries at once from this node to one shard, a
+	// quarter of it to one entity; separately for healthy lanes and for lanes in
+	// trouble. Default 64.
 	Sends int
 	// SendTimeout ends one delivery. Default 10 s.
 	SendTimeout time.Duration
