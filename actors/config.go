@@ -17,9 +17,10 @@ type Config struct {
 	Node string
 	// Registry holds the kinds of this node.
 	Registry *entity.Registry
-	// Shards is the cluster's number of shards: a call for an entity of another
-	// shard is refused. 0: not checked.
-	Shards uint32
+	// Shards is the cluster's number of shards, 0 while it is not known; nil: never.
+	// A call for an entity of another shard is refused, and sends to one shard do
+	// not wait for those to another.
+	Shards func() uint32
 	// Limits are DefaultLimits if left zero.
 	Limits Limits
 	// Window says how long a kind's idempotency keys are remembered, in log time.
@@ -85,6 +86,9 @@ const defaultWindow = 24 * time.Hour
 func (c Config) withDefaults() Config {
 	if c.Limits == (Limits{}) {
 		c.Limits = DefaultLimits()
+	}
+	if c.Shards == nil {
+		c.Shards = func() uint32 { return 0 }
 	}
 	set(&c.Skew, time.Minute)
 	set(&c.Sends, 64)

@@ -14,9 +14,9 @@ import (
 // Waiting costs a closure, not a goroutine and not the rows. Goroutines start on
 // demand and end when there is nothing to do.
 type senders struct {
-	shards uint32 // 0: not known, all destinations count as one shard's
-	most   int    // at once to a shard
-	each   int    // at once to a destination
+	shards func() uint32 // 0: not known, all destinations count as one shard's
+	most   int           // at once to a shard
+	each   int           // at once to a destination
 	wg     sync.WaitGroup
 
 	mu     sync.Mutex
@@ -40,15 +40,15 @@ type target struct {
 	ready   bool
 }
 
-func newSenders(shards uint32, most int) *senders {
+func newSenders(shards func() uint32, most int) *senders {
 	return &senders{shards: shards, most: most, each: max(1, most/4), pools: map[uint32]*pool{}}
 }
 
 // run queues a job. It is dropped if the senders are closed.
 func (s *senders) run(to entity.Ref, job func()) {
 	var shard uint32
-	if s.shards > 0 {
-		shard = sharding.Locate(s.shards, to)
+	if n := s.shards(); n > 0 {
+		shard = sharding.Locate(n, to)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

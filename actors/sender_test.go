@@ -14,7 +14,7 @@ import (
 // No more run at once than the bounds allow: to one destination, and to a shard.
 func TestSenders(t *testing.T) {
 	for _, tt := range []struct{ destinations, most int }{{1, 2}, {2, 4}, {5, 8}} {
-		s := newSenders(0, 8)
+		s := newSenders(func() uint32 { return 0 }, 8)
 		var mu sync.Mutex
 		running, most, done := 0, 0, 0
 		begun, release := make(chan struct{}, 40), make(chan struct{})
@@ -59,7 +59,7 @@ func TestSenders(t *testing.T) {
 // Destinations that do not answer hold up no other: neither of another shard, nor,
 // if they are few, of their own.
 func TestSendersDoNotWaitForEachOther(t *testing.T) {
-	s := newSenders(4, 8)
+	s := newSenders(func() uint32 { return 4 }, 8)
 	silent, gone := make(chan struct{}), entity.Ref{ID: "gone"}
 	for i := range 100 { // one that is slow, and a whole shard that is silent
 		s.run(gone, func() { <-silent })

@@ -147,7 +147,7 @@ func (n *node) path(shard int) string {
 func (n *node) start() {
 	w := n.world
 	cfg := actors.Config{
-		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: shards, Courier: &courier{w, n.number},
+		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: func() uint32 { return shards }, Courier: &courier{w, n.number},
 		Logger: slog.New(slog.DiscardHandler),
 	}
 	w.settings.change(&cfg)

@@ -80,7 +80,7 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 	p = &parts{node: n.cfg.ID, disk: n.disk, stopping: &n.draining, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
-		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
+		Node: n.cfg.ID, Registry: n.registry, Shards: n.table.Shards, Window: p.window, Courier: n.router, Admit: p.admit,
 		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Logger: n.log,
 	}); err != nil {
 		return nil, err
