@@ -95,7 +95,7 @@ func (c Config) withDefaults() Config {
 	set(&c.SendTimeout, 10*time.Second)
 	set(&c.Retry, Retry{First: 20 * time.Millisecond, Most: 5 * time.Second})
 	set(&c.MaxAttempts, 8)
-	set(&c.MaxCrashes, 3)
+	set(&c.MaxCrashes, DefaultMaxCrashes)
 	set(&c.TimerSkew, 100*time.Millisecond)
 	c.TimerSkew = max(0, c.TimerSkew)
 	set(&c.Passivation, 5*time.Minute)

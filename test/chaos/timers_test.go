@@ -42,6 +42,7 @@ func TestProcessTimers(t *testing.T) {
 	a.set(ctx, random)
 	t.Logf("%d timers of %d entities set within %v; due from %v on for %v", a.entities*timersEach, a.entities,
 		time.Since(began).Round(time.Millisecond), a.first.Sub(began).Round(time.Second), a.span)
+	a.listed(ctx)
 	for kill := range 3 {
 		pause(ctx, time.Until(a.first.Add(a.span*time.Duration(2*kill+1)/6)))
 		a.killLeader(ctx)
@@ -49,7 +50,8 @@ func TestProcessTimers(t *testing.T) {
 	pause(ctx, time.Until(a.first.Add(a.span)))
 	late := a.fired(ctx)
 	r.audit()
-	a.fired(ctx) // a second firing would have come by now
+	r.lines(ctx, 3, "crashes", "list", "--json") // one a node: what merely ran when they were killed may be listed
+	a.fired(ctx)                                 // a second firing would have come by now
 	slices.Sort(late)
 	at := func(percent int) time.Duration { return late[(len(late)-1)*percent/100] }
 	t.Logf("%d timers fired once each; late by p50 %v, p99 %v, at most %v; over after %v", len(late), at(50), at(99), at(100), time.Since(began).Round(time.Millisecond))
@@ -121,6 +123,35 @@ func (a *alarms) set(ctx context.Context, random *rand.Rand) {
 	if late := time.Since(a.first); late > 0 {
 		a.rig.t.Logf("the first timers were set %v after their time", late)
 	}
+}
+
+// listed has the command line list the timers, before the first one is due.
+func (a *alarms) listed(ctx context.Context) {
+	r := a.rig
+	r.t.Helper()
+	all := r.lines(ctx, a.entities*timersEach, "timers", "list", "--json", "--limit", fmt.Sprint(a.entities*timersEach))
+	if time.Now().After(a.first) {
+		r.t.Error("the timers were not listed before the first was due: set them later")
+	}
+	if !strings.Contains(all[0], `"due":`) || !strings.Contains(all[0], "google.protobuf.StringValue") {
+		r.t.Errorf("listed: %s", all[0])
+	}
+	table := r.lines(ctx, 1+timersEach, "timers", "list", "--entity", "alarm/0")
+	if !strings.HasPrefix(table[0], "SHARD") || !strings.Contains(table[1], "alarm/0") || !strings.Contains(table[1], "WAITING") {
+		r.t.Errorf("listed:\n%s", strings.Join(table, "\n"))
+	}
+}
+
+// lines runs a subcommand that prints so many lines.
+func (r *rig) lines(ctx context.Context, want int, args ...string) []string {
+	r.t.Helper()
+	res, err := r.cli.Run(ctx, append(args, "--addr", r.addr())...)
+	must(r.t, err)
+	lines := strings.Split(strings.TrimSpace(string(res.Stdout)), "\n")
+	if res.Code != 0 || len(lines) != want {
+		r.t.Fatalf("node %s: exit %d, %d lines, want %d: %s", strings.Join(args, " "), res.Code, len(lines), want, res.Stderr)
+	}
+	return lines
 }
 
 // killLeader kills the node that leads most shards and starts it again.

@@ -217,7 +217,7 @@ func (a *admin) ListOutbox(req *nodev1.ListOutboxRequest, stream grpc.ServerStre
 	left = min(left, rowsMax)
 	store := p.host.Replica(req.GetShard()).Store()
 	for at := (persistence.Pair{}); left > 0; {
-		lanes, err := store.LanesAfter(at, pageRows)
+		lanes, err := store.LanesOf(persistence.OpenLanes, at, pageRows)
 		if err != nil || len(lanes) == 0 {
 			return gateway.ToStatus(err)
 		}

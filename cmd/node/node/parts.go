@@ -59,6 +59,7 @@ func (n *Node) form(ctx context.Context) error {
 	}
 	n.inner.Store(p)
 	n.wg.Go(func() { n.watchMeta(ctx, p) })
+	n.wg.Go(func() { n.exchangeCrashes(ctx) })
 	p.agent.Run(ctx)
 	return nil
 }
