@@ -234,8 +234,7 @@ func (a *activation) decide(c *call, s *submit) {
 	now := time.Now()
 	hand := commandInHand(a.ref, s.id.commandType, s.id.key)
 	if n := a.rt.cfg.Hands.Crashes(hand); n >= a.rt.cfg.MaxCrashes {
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the process of node %s has ended %d times while it ran the command's handler: it is not run there again",
-			a.rt.cfg.Node, n))
+		c.refuse(entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the command's handler: it is not run again until an operator says so (node crashes)", n))
 		return
 	}
 	d, err := a.run(s.handler, entity.NewContext(a.ref, entity.Ref{}, now.UTC()), s.command, hand)

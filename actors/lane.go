@@ -34,6 +34,7 @@ type lane struct {
 	turn   int
 	jobs   int  // queued or in flight, of all turns
 	window int  // jobs at once; 1 until the first success
+	apart  int  // successes until there may be several at once again
 	newest *job // its extent is not known yet
 	drain  bool // jobs of an earlier turn must come back first
 	epoch  uint64
@@ -146,13 +147,14 @@ func (r *relay) pump(l *lane) {
 			j.epoch = l.epoch
 		}
 		l.jobs++
+		r.flights++
 		l.newest, l.alone = j, false
 		to := r.rt.healthy
 		if l.failures > 0 {
 			to = r.rt.troubled
 		}
 		work := r.work(l.to)
-		to.run(func() { work(j) })
+		to.run(l.to, func() { work(j) })
 	}
 }
 
@@ -229,9 +231,7 @@ func (r *relay) taken(m *taken) {
 func (r *relay) sent(m *sent) {
 	l := m.job.lane
 	l.jobs--
-	if l.jobs == 0 {
-		l.drain = false
-	}
+	r.flights--
 	if l.newest == m.job {
 		l.newest = nil
 	}
@@ -241,6 +241,10 @@ func (r *relay) sent(m *sent) {
 	if m.err == nil && m.answer != nil {
 		// Not beyond this batch: later rows may reuse numbers of before a restore.
 		l.acked = max(l.acked, min(m.answer.GetApplied(), m.last))
+	}
+	if l.jobs == 0 && l.drain { // jobs of the turn before may have been applied since
+		l.drain = false
+		l.next = max(l.next, l.acked+1)
 	}
 	if r.ending {
 		return
@@ -274,7 +278,9 @@ func (r *relay) result(l *lane, m *sent) {
 		r.trouble(l, errors.New("the destination did not apply the batch and does not say why"))
 	default:
 		l.recover()
-		l.window = min(l.window+1, windowMost)
+		if l.apart--; l.apart < 0 {
+			l.apart, l.window = 0, min(l.window+1, windowMost)
+		}
 	}
 }
 
@@ -305,6 +311,7 @@ func (r *relay) gap(l *lane, m *sent) {
 		r.trouble(l, errors.New("the destination misses rows again"))
 	default: // overtaken on the way; twice in a row is trouble
 		l.failures++
+		l.apart = apartAfterGap
 		l.rewind()
 	}
 }

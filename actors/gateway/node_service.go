@@ -20,6 +20,7 @@ type Control interface {
 	Report(ctx context.Context, req *nodev1.ReportRequest) (*nodev1.ReportResponse, error)
 	TransferLeadership(ctx context.Context, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error)
 	LookupLanes(ctx context.Context, req *nodev1.LookupLanesRequest) (*nodev1.LookupLanesResponse, error)
+	ExchangeCrashes(ctx context.Context, req *nodev1.ExchangeCrashesRequest) (*nodev1.ExchangeCrashesResponse, error)
 	Guarantee(ctx context.Context, req *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error)
 }
 
@@ -135,6 +136,15 @@ func (s *NodeService) LookupLanes(ctx context.Context, req *nodev1.LookupLanesRe
 		return nil, s.status(err)
 	}
 	resp, err := s.cfg.Control.LookupLanes(ctx, req)
+	return resp, s.status(err)
+}
+
+// ExchangeCrashes takes what has ended another node's processes.
+func (s *NodeService) ExchangeCrashes(ctx context.Context, req *nodev1.ExchangeCrashesRequest) (*nodev1.ExchangeCrashesResponse, error) {
+	if err := s.checkCluster(req.GetClusterId()); err != nil {
+		return nil, s.status(err)
+	}
+	resp, err := s.cfg.Control.ExchangeCrashes(ctx, req)
 	return resp, s.status(err)
 }
 

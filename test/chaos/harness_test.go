@@ -154,7 +154,9 @@ func prepare(t *testing.T, config ProcessConfig) *rig {
 	if config.Dir == "" {
 		config.Dir = folder(t)
 	}
-	config.Binary = binary
+	if config.Binary == "" {
+		config.Binary = binary
+	}
 	p, err := NewProcess(config)
 	must(t, err)
 	r := &rig{t: t, cluster: p, process: p, cli: CLI{Binary: binary}, side: NewHistory()}

@@ -225,20 +225,27 @@ func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStream
 	if err := awaitBarrier(stream.Context(), lease); err != nil {
 		return gateway.ToStatus(err)
 	}
-	var failed error
-	err = p.host.Replica(req.GetShard()).Store().ScanLanes(func(source, destination entity.Ref, lane *recordv1.Lane, pending uint64) bool {
-		runs := lane.GetStatus() == recordv1.Lane_ACTIVE
-		if (runs && pending == 0 && !req.GetDrained()) || (runs && req.GetParkedOnly()) ||
-			!picks(req.GetFilter(), persistence.Pair{Source: source, Destination: destination}, lane) {
-			return true
-		}
-		failed = stream.Send(&nodev1.LaneInfo{Source: protoRef(source), Destination: protoRef(destination), Lane: lane})
-		return failed == nil
-	})
-	if failed != nil {
-		return failed
+	which := persistence.OpenLanes
+	switch {
+	case req.GetParkedOnly():
+		which = persistence.StandingLanes
+	case req.GetDrained():
+		which = persistence.EveryLane
 	}
-	return gateway.ToStatus(err)
+	store := p.host.Replica(req.GetShard()).Store()
+	for at := (persistence.Pair{}); ; {
+		lanes, err := store.LanesOf(which, at, pageRows)
+		if err != nil || len(lanes) == 0 {
+			return gateway.ToStatus(err)
+		}
+		for _, l := range lanes {
+			if at = l.Pair; picks(req.GetFilter(), at, l.Lane) {
+				if err := stream.Send(laneInfo(at, l.Lane)); err != nil {
+					return err
+				}
+			}
+		}
+	}
 }
 
 // DiskProbe implements AdminService.

@@ -56,6 +56,7 @@ func (n *Node) form(ctx context.Context) error {
 	}
 	n.inner.Store(p)
 	n.wg.Go(func() { n.watchMeta(ctx, p) })
+	n.wg.Go(func() { n.exchangeCrashes(ctx) })
 	p.agent.Run(ctx)
 	return nil
 }
@@ -80,7 +81,7 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 	p = &parts{node: n.cfg.ID, disk: n.disk, stopping: &n.draining, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
-		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
+		Node: n.cfg.ID, Registry: n.registry, Shards: n.table.Shards, Window: p.window, Courier: n.router, Admit: p.admit,
 		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Logger: n.log,
 	}); err != nil {
 		return nil, err
