@@ -217,8 +217,6 @@ func (a *activation) take(c *call) {
 		a.fire(c, work)
 	case *laneChange:
 		a.changeLane(c, work)
-	case *laneRest:
-		a.restLane(c, work)
 	default:
 		c.refuse(errors.New("unknown work"))
 	}

@@ -20,7 +20,7 @@ import (
 // answers it, once.
 type call struct {
 	ref  entity.Ref
-	work any // *submit, *read, *outcome, *delivery, *laneChange, *laneRest, *firing
+	work any // *submit, *read, *outcome, *delivery, *laneChange, *firing
 	// gone and deadline tell whether anybody still waits. They count only until
 	// the work begins.
 	gone     <-chan struct{}

@@ -147,7 +147,6 @@ func (r *relay) pump(l *lane) {
 			j.epoch = l.epoch
 		}
 		l.jobs++
-		r.flights++
 		l.newest, l.alone = j, false
 		to := r.rt.healthy
 		if l.failures > 0 {
@@ -231,7 +230,6 @@ func (r *relay) taken(m *taken) {
 func (r *relay) sent(m *sent) {
 	l := m.job.lane
 	l.jobs--
-	r.flights--
 	if l.newest == m.job {
 		l.newest = nil
 	}

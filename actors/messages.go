@@ -69,11 +69,6 @@ type (
 		to   entity.Ref
 		lane laneState
 	}
-	// restAsked: answer when no delivery of a lane that stands is on its way.
-	restAsked struct {
-		to   entity.Ref
-		call *call
-	}
 	// endRelay: start nothing new, and answer relayDone when nothing is in flight.
 	endRelay struct{ now bool }
 

@@ -28,7 +28,6 @@ type outbox struct {
 type outLane struct {
 	numbered uint64    // ahead of what is committed
 	lane     laneState // committed
-	changing bool      // an operator's change is in flight
 }
 
 // laneState is a committed lane as activation and relay know it.

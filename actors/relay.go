@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"github.com/asynkron/protoactor-go/actor"
@@ -40,9 +39,7 @@ type relay struct {
 
 	seen    uint64 // messages from the activation
 	records int    // lane updates in flight
-	flights int    // deliveries queued or in flight
-	asked   []*restAsked
-	idle    bool // has been said
+	idle    bool   // has been said
 	ending  bool
 	done    bool
 	deliver func(*nodev1.DeliverRequest) (*nodev1.DeliverResponse, error)
@@ -114,12 +111,6 @@ func (r *relay) Receive(c actor.Context) {
 	case *laneChanged:
 		r.seen++
 		r.change(m)
-	case *restAsked:
-		r.seen++
-		r.idle = false // the activation waits for a new word
-		if r.asked = append(r.asked, m); r.ending {
-			r.refuseAsked()
-		}
 	case routesChanged:
 		r.seen++
 		r.idle = false
@@ -159,31 +150,10 @@ func (r *relay) stop() {
 	for _, l := range r.lanes {
 		l.stopTimer()
 	}
-	r.refuseAsked()
-}
-
-func (r *relay) refuseAsked() {
-	for _, q := range r.asked {
-		q.call.refuse(errRelayEnds())
-	}
-	r.asked = nil
-}
-
-// answerRest answers who waits for lanes at rest.
-func (r *relay) answerRest() {
-	r.asked = slices.DeleteFunc(r.asked, func(q *restAsked) bool {
-		l := r.lanes[q.to]
-		if l != nil && l.jobs > 0 {
-			return false
-		}
-		q.call.answer(nil, nil)
-		return true
-	})
 }
 
 // rest says when there is nothing to do, or nothing in flight when it is to end.
 func (r *relay) rest() {
-	r.answerRest()
 	switch {
 	case r.done:
 	case r.ending:
@@ -191,7 +161,7 @@ func (r *relay) rest() {
 			r.done = true
 			r.tell(&relayDone{})
 		}
-	case r.open == 0 && r.records == 0 && r.flights == 0:
+	case r.open == 0 && r.records == 0:
 		if !r.idle {
 			r.idle = true
 			r.tell(&relayIdle{seen: r.seen})

@@ -332,66 +332,6 @@ func TestOperator(t *testing.T) {
 	wantReason(t, change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Confirm{Confirm: 9}}), entity.Invalid)
 }
 
-// What is on its way when a lane is paused arrives before anybody learns that the
-// lane is at rest: so a row is skipped, or it takes effect, and never both.
-func TestPausedLaneComesToRest(t *testing.T) {
-	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a"), kind("b", hooks{})}})
-	a, b := ref("a", "1"), ref("b", "1")
-	change := func(u *recordv1.LaneUpdate) error {
-		u.Source = &recordv1.Ref{Tenant: "t", Kind: "a", Id: "1"}
-		u.Destination = &recordv1.Ref{Tenant: "t", Kind: "b", Id: "1"}
-		return w.rt.UpdateLane(t.Context(), 0, u)
-	}
-	skip := func(n uint64) error {
-		return change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Skip{Skip: n}})
-	}
-	pause := func() {
-		t.Helper()
-		if err := change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Pause{Pause: &recordv1.Pause{Reason: "wait"}}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	rest := func() error { return w.rt.LaneAtRest(t.Context(), 0, a, b) }
-	sent, release := make(chan struct{}, 10), make(chan struct{})
-	w.courier.set(func(_ *nodev1.DeliverRequest, deliver deliverFunc) (*nodev1.DeliverResponse, error) {
-		sent <- struct{}{}
-		<-release
-		return deliver()
-	})
-	w.must(a, "1", &text{Value: "b/1"})
-	<-sent
-	wantReason(t, skip(1), entity.Invalid) // active
-	wantReason(t, rest(), entity.Invalid)
-	pause()
-	time.AfterFunc(20*time.Millisecond, func() { close(release) })
-	if err := rest(); err != nil {
-		t.Fatal(err)
-	}
-	if applied, err := w.stores[0].Applied(b, a); err != nil || applied.GetLaneSequence() != 1 {
-		t.Errorf("at rest, but only %v is applied (%v)", applied, err)
-	}
-	w.drained(a, b, 1)
-	// The next row never leaves, and is skipped.
-	w.must(a, "2", &text{Value: "b/1"})
-	if err := rest(); err != nil {
-		t.Fatal(err)
-	}
-	if err := skip(2); err != nil {
-		t.Fatal(err)
-	}
-	w.must(a, "3", &text{Value: "b/1"})
-	if err := change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Resume{Resume: true}}); err != nil {
-		t.Fatal(err)
-	}
-	w.drained(a, b, 3)
-	if value, version := w.read(b); value != 2 || version != 3 {
-		t.Errorf("b is %d at version %d", value, version)
-	}
-	if l := w.lane(a, b); l.GetSkipped() != 1 {
-		t.Errorf("lane %v", l)
-	}
-}
-
 func TestHopLimit(t *testing.T) {
 	limits := actors.DefaultLimits()
 	limits.Hops = 5

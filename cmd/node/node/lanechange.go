@@ -140,9 +140,6 @@ func (a *admin) skipFor(ctx context.Context, p *parts, sequence uint64, at persi
 	if len(rows) == 1 && rows[0].GetLaneSequence() == first && rows[0].GetEvent() == nil {
 		return nil, nil // skipped before
 	}
-	if err := p.runtime.LaneAtRest(ctx, sharding.Locate(a.node.table.Shards(), at.Source), at.Source, at.Destination); err != nil {
-		return nil, err
-	}
 	applied, err := a.appliedThere(ctx, p, at)
 	if err != nil {
 		return nil, entity.Errorf(entity.NotExecuted, "whether %v has applied the row is not known: its shard has no leader just now", at.Destination)
