@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,6 +73,7 @@ type lease struct {
 	more   chan struct{}
 	quit   chan struct{}
 	wg     sync.WaitGroup
+	jump   atomic.Int64 // of the log time
 
 	mu      sync.Mutex
 	queue   []proposed
@@ -89,7 +91,7 @@ type proposed struct {
 func (l *lease) Context() context.Context { return l.ctx() }
 func (l *lease) Epoch() uint64            { return 1 }
 func (l *lease) Term() uint64             { return l.term }
-func (l *lease) LogTime() int64           { return l.base + int64(time.Since(l.began)) }
+func (l *lease) LogTime() int64           { return l.base + int64(time.Since(l.began)) + l.jump.Load() }
 
 func (l *lease) Load() (int, int) {
 	l.mu.Lock()

@@ -1061,7 +1061,8 @@ type Key struct {
 	Key                  []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	FingerprintAlgorithm uint32                 `protobuf:"varint,3,opt,name=fingerprint_algorithm,json=fingerprintAlgorithm,proto3" json:"fingerprint_algorithm,omitempty"`
 	Fingerprint          []byte                 `protobuf:"bytes,4,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
-	// Wall clock of the accepting leader, Unix nanoseconds.
+	// Wall clock of the accepting leader, Unix nanoseconds; the client's issue time
+	// if that is later.
 	AcceptedAt int64 `protobuf:"varint,5,opt,name=accepted_at,json=acceptedAt,proto3" json:"accepted_at,omitempty"`
 	// Log time after which the key may be forgotten, nanoseconds.
 	ExpiresAt     int64 `protobuf:"varint,6,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
