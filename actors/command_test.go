@@ -426,6 +426,7 @@ func TestExpiredAcrossClocks(t *testing.T) {
 }
 
 func executedOnce(t *testing.T, first, second time.Duration) {
+	t.Helper()
 	var offset atomic.Int64 // of the leader's wall clock
 	offset.Store(int64(first))
 	w := newWorld(t, worldConfig{change: func(c *actors.Config) {

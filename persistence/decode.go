@@ -80,6 +80,7 @@ type row struct {
 type mark struct {
 	source      name
 	epoch, lane uint64
+	skipped     bool
 }
 
 type laneUpdate struct {
@@ -332,6 +333,8 @@ func (m *mark) decode(b []byte) error {
 			m.epoch = s.uint()
 		case 3:
 			m.lane = s.uint()
+		case 4:
+			m.skipped = s.flag()
 		default:
 			s.unknown()
 		}
