@@ -40,8 +40,8 @@ type handlerError struct{ text string }
 func (f *handlerError) Error() string { return f.text }
 
 // run calls a handler on a clone of the current state; hand names what is in hand
-// meanwhile. The error is a
-// *entity.Rejection that may be stored, a *handlerError, or TOO_LARGE.
+// meanwhile. The error is a *entity.Rejection that may be stored, a *handlerError, or
+// TOO_LARGE.
 func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.Message, hand string) (*decision, error) {
 	d := &decision{state: proto.Clone(a.current.state), now: ctx.Time()}
 	leave := a.rt.cfg.Hands.Take(hand)
