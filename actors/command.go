@@ -195,7 +195,7 @@ func errCancelled() *entity.Error {
 // unreadable answers when the store fails.
 func (a *activation) unreadable(c *call, what string, err error) {
 	a.rt.log.Error("cannot read "+what, a.attr(), errAttr(err))
-	c.refuse(entity.Errorf(entity.NotExecuted, "the %s could not be read on node %s", what, a.rt.cfg.Node))
+	c.refuse(entity.Errorf(entity.NotExecuted, "the %s could not be read: retry with the same key; the log of node %s says why", what, a.rt.cfg.Node))
 }
 
 // issued checks when a command was issued whose key is not stored.
@@ -256,30 +256,17 @@ func (a *activation) decide(c *call, s *submit) {
 			a.rt.cfg.Node, n))
 		return
 	}
-	d, err := a.run(s.handler, entity.NewContext(a.ref, entity.Ref{}, now.UTC()), s.command, hand)
-	var commit *recordv1.Commit
-	rejected := (*entity.Rejection)(nil)
-	if err == nil {
-		commit, err = a.compose(d, origin{acceptedAt: accepted, trace: s.trace, hops: 1})
-	} else if errors.As(err, &rejected) {
-		commit, err = a.emptyCommit(), nil
-	}
+	ctx := entity.NewContext(a.ref, entity.Ref{}, now.UTC())
+	d, commit, result, err := a.execute(s.handler, ctx, s.command, hand, nil, origin{acceptedAt: accepted, trace: s.trace, hops: 1})
 	if err != nil {
 		a.undecided(c, err)
 		return
-	}
-	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1}
-	if rejected == nil {
-		result.Decision, result.Reply = recordv1.Outcome_EXECUTED, d.reply
-	} else {
-		result.Decision, result.Code = recordv1.Outcome_REJECTED, uint32(rejected.Code)
-		result.Reason, result.Message = rejected.Reason, rejected.Message
 	}
 	key := &recordv1.Key{CommandType: s.id.commandType, AcceptedAt: accepted}
 	if !s.handler.AtLeastOnce {
 		a.fillKey(key, s)
 		commit.Key, commit.Outcome = key, result
-	} else if rejected != nil { // nothing to store: an answer without a record
+	} else if result.GetDecision() == recordv1.Outcome_REJECTED { // nothing to store: an answer without a record
 		result.Version--
 		a.barrier(func(err error) { a.finish(c, s, key, result, ownless(err)) })
 		return
@@ -288,10 +275,7 @@ func (a *activation) decide(c *call, s *submit) {
 		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record))
 		return
 	}
-	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}
-	if rejected == nil {
-		p.after.state, p.timers = d.state, d.changes
-	}
+	p := &proposal{commit: commit, after: snapshot{result.GetVersion(), d.state}, timers: d.changes}
 	p.then = []func(error){func(err error) { a.finish(c, s, key, result, err) }}
 	if commit.Key != nil {
 		a.keep(s.id, p)
