@@ -175,6 +175,13 @@ func (r *Runtime) keepTime() {
 	}
 }
 
+// shard is a hosted shard, nil if it is not.
+func (r *Runtime) shard(number uint32) *shard {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.shards[number]
+}
+
 // tell sends a message to a shard's gate, if the shard is open.
 func (r *Runtime) tell(number uint32, message any) bool {
 	r.mu.RLock()

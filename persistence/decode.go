@@ -85,6 +85,7 @@ type row struct {
 type mark struct {
 	source      name
 	epoch, lane uint64
+	skipped     bool
 }
 
 type laneUpdate struct {
@@ -347,6 +348,8 @@ func (m *mark) decode(b []byte) error {
 			m.epoch = s.uint()
 		case 3:
 			m.lane = s.uint()
+		case 4:
+			m.skipped = s.flag()
 		default:
 			s.unknown()
 		}

@@ -213,9 +213,9 @@ func (s *Store) FileBytes() (total, live int64) {
 }
 
 // Lane is one lane, nil if it was never opened.
-func (s *Store) Lane(at Pair) (*recordv1.Lane, error) {
+func (s *Store) Lane(source, destination entity.Ref) (*recordv1.Lane, error) {
 	lane := &recordv1.Lane{}
-	if ok, err := s.value(lanesBucket, pairKey(at.Source, at.Destination), lane); !ok {
+	if ok, err := s.value(lanesBucket, pairKey(source, destination), lane); !ok {
 		return nil, err
 	}
 	return lane, nil

@@ -66,10 +66,10 @@ func TestWalksInSteps(t *testing.T) {
 			t.Errorf("marks in steps of %d (-want +got):\n%s", step, diff)
 		}
 	}
-	if lane, err := s.Lane(want[1]); err != nil || lane.GetNumbered() != 1 {
+	if lane, err := s.Lane(want[1].Source, want[1].Destination); err != nil || lane.GetNumbered() != 1 {
 		t.Errorf("lane %v: %v, %v", want[1], lane, err)
 	}
-	if lane, err := s.Lane(persistence.Pair{Source: ref("b1"), Destination: ref("a1")}); err != nil || lane != nil {
+	if lane, err := s.Lane(ref("b1"), ref("a1")); err != nil || lane != nil {
 		t.Errorf("a lane that was never opened: %v, %v", lane, err)
 	}
 	of, err := s.MarksOf(ref("a3"), 10)

@@ -172,10 +172,14 @@ func newReplicas(p *parts, dropped func(shard uint32)) *replicas {
 func (r *replicas) lead(shard uint32, lease *replica.Lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if lease == nil || r.leases[shard] == lease {
-		return
+	if _, open := r.leases[shard]; open {
+		r.hand(shard, lease)
 	}
-	if _, open := r.leases[shard]; !open {
+}
+
+// hand is lead for a shard whose gate is open. The caller holds mu.
+func (r *replicas) hand(shard uint32, lease *replica.Lease) {
+	if lease == nil || r.leases[shard] == lease {
 		return
 	}
 	r.leases[shard] = lease
@@ -227,9 +231,9 @@ func (r *replicas) gate(c cluster.ReplicaConfig) error {
 		return err
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.leases[c.Shard] = nil
-	r.mu.Unlock()
-	r.lead(c.Shard, opened.Lease())
+	r.hand(c.Shard, opened.Lease()) // read under the lock: a newer one may come through lead
 	return nil
 }
 

@@ -547,7 +547,9 @@ type DeliverResponse struct {
 	// The first row of the batch was beyond applied + 1: rewind to applied + 1.
 	Gap bool `protobuf:"varint,2,opt,name=gap,proto3" json:"gap,omitempty"`
 	// The row applied + 1 was refused; the rows behind it were not tried.
-	Refusal       *Refusal `protobuf:"bytes,3,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Refusal *Refusal `protobuf:"bytes,3,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	// The latest row that was skipped there, 0 for none: no handler has seen it.
+	Skipped       uint64 `protobuf:"varint,4,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -601,6 +603,13 @@ func (x *DeliverResponse) GetRefusal() *Refusal {
 		return x.Refusal
 	}
 	return nil
+}
+
+func (x *DeliverResponse) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
 }
 
 // Refusal says why an event handler did not take a row.
@@ -4922,11 +4931,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tterm_hint\x18\x03 \x01(\x04R\btermHint\x12'\n" +
-	"\x04rows\x18\x04 \x03(\v2\x13.writ.record.v1.RowR\x04rows\"n\n" +
+	"\x04rows\x18\x04 \x03(\v2\x13.writ.record.v1.RowR\x04rows\"\x88\x01\n" +
 	"\x0fDeliverResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\x04R\aapplied\x12\x10\n" +
 	"\x03gap\x18\x02 \x01(\bR\x03gap\x12/\n" +
-	"\arefusal\x18\x03 \x01(\v2\x15.writ.node.v1.RefusalR\arefusal\"\xc8\x01\n" +
+	"\arefusal\x18\x03 \x01(\v2\x15.writ.node.v1.RefusalR\arefusal\x12\x18\n" +
+	"\askipped\x18\x04 \x01(\x04R\askipped\"\xc8\x01\n" +
 	"\aRefusal\x12.\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1a.writ.node.v1.Refusal.KindR\x04kind\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"u\n" +

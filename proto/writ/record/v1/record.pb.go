@@ -1127,7 +1127,8 @@ type Key struct {
 	Key                  []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	FingerprintAlgorithm uint32                 `protobuf:"varint,3,opt,name=fingerprint_algorithm,json=fingerprintAlgorithm,proto3" json:"fingerprint_algorithm,omitempty"`
 	Fingerprint          []byte                 `protobuf:"bytes,4,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
-	// Wall clock of the accepting leader, Unix nanoseconds.
+	// Wall clock of the accepting leader, Unix nanoseconds; the client's issue time
+	// if that is later.
 	AcceptedAt int64 `protobuf:"varint,5,opt,name=accepted_at,json=acceptedAt,proto3" json:"accepted_at,omitempty"`
 	// Log time after which the key may be forgotten, nanoseconds.
 	ExpiresAt     int64 `protobuf:"varint,6,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
@@ -1296,10 +1297,12 @@ func (x *Outcome) GetVersion() uint64 {
 
 // AppliedMark says up to where the entity has applied a source's lane.
 type AppliedMark struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        *Ref                   `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	LaneSequence  uint64                 `protobuf:"varint,3,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Source       *Ref                   `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Epoch        uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	LaneSequence uint64                 `protobuf:"varint,3,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	// An operator skipped the row: no handler has seen it, and none ever will.
+	Skipped       bool `protobuf:"varint,4,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1353,6 +1356,13 @@ func (x *AppliedMark) GetLaneSequence() uint64 {
 		return x.LaneSequence
 	}
 	return 0
+}
+
+func (x *AppliedMark) GetSkipped() bool {
+	if x != nil {
+		return x.Skipped
+	}
+	return false
 }
 
 // LaneUpdate changes the sending side of one lane. It does not raise the
@@ -1863,9 +1873,11 @@ func (x *KeyRecord) GetOutcome() *Outcome {
 
 // Applied is the value of the bucket applied, by (destination, source).
 type Applied struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	LaneSequence  uint64                 `protobuf:"varint,2,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Epoch        uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	LaneSequence uint64                 `protobuf:"varint,2,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	// Lane sequence of the latest row that was skipped; 0: none.
+	Skipped       uint64 `protobuf:"varint,3,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1910,6 +1922,13 @@ func (x *Applied) GetEpoch() uint64 {
 func (x *Applied) GetLaneSequence() uint64 {
 	if x != nil {
 		return x.LaneSequence
+	}
+	return 0
+}
+
+func (x *Applied) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
 	}
 	return 0
 }
@@ -2593,11 +2612,12 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x14DECISION_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bEXECUTED\x10\x01\x12\f\n" +
 	"\bREJECTED\x10\x02\x12\r\n" +
-	"\tCANCELLED\x10\x03\"u\n" +
+	"\tCANCELLED\x10\x03\"\x8f\x01\n" +
 	"\vAppliedMark\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12#\n" +
-	"\rlane_sequence\x18\x03 \x01(\x04R\flaneSequence\"\xd6\x02\n" +
+	"\rlane_sequence\x18\x03 \x01(\x04R\flaneSequence\x12\x18\n" +
+	"\askipped\x18\x04 \x01(\bR\askipped\"\xd6\x02\n" +
 	"\n" +
 	"LaneUpdate\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x125\n" +
@@ -2628,10 +2648,11 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\adeleted\x18\x05 \x01(\bR\adeleted\"e\n" +
 	"\tKeyRecord\x12%\n" +
 	"\x03key\x18\x01 \x01(\v2\x13.writ.record.v1.KeyR\x03key\x121\n" +
-	"\aoutcome\x18\x02 \x01(\v2\x17.writ.record.v1.OutcomeR\aoutcome\"D\n" +
+	"\aoutcome\x18\x02 \x01(\v2\x17.writ.record.v1.OutcomeR\aoutcome\"^\n" +
 	"\aApplied\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12#\n" +
-	"\rlane_sequence\x18\x02 \x01(\x04R\flaneSequence\"\xf1\x01\n" +
+	"\rlane_sequence\x18\x02 \x01(\x04R\flaneSequence\x12\x18\n" +
+	"\askipped\x18\x03 \x01(\x04R\askipped\"\xf1\x01\n" +
 	"\x04Lane\x12\x1a\n" +
 	"\bnumbered\x18\x01 \x01(\x04R\bnumbered\x12\x1c\n" +
 	"\tconfirmed\x18\x02 \x01(\x04R\tconfirmed\x12\x18\n" +
