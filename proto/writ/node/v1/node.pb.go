@@ -1793,15 +1793,17 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 
 // StatusResponse is one node's view.
 type StatusResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
-	Meta          *MetaState             `protobuf:"bytes,5,opt,name=meta,proto3" json:"meta,omitempty"`
-	Shards        []*ShardStatus         `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
-	Members       []*MemberStatus        `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
-	MetaLeader    string                 `protobuf:"bytes,8,opt,name=meta_leader,json=metaLeader,proto3" json:"meta_leader,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Node       string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	ClusterId  string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Version    string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Ready      bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	Meta       *MetaState             `protobuf:"bytes,5,opt,name=meta,proto3" json:"meta,omitempty"`
+	Shards     []*ShardStatus         `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
+	Members    []*MemberStatus        `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
+	MetaLeader string                 `protobuf:"bytes,8,opt,name=meta_leader,json=metaLeader,proto3" json:"meta_leader,omitempty"`
+	// Names of the kinds that this node's program defines.
+	Kinds         []string `protobuf:"bytes,10,rep,name=kinds,proto3" json:"kinds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1890,6 +1892,13 @@ func (x *StatusResponse) GetMetaLeader() string {
 		return x.MetaLeader
 	}
 	return ""
+}
+
+func (x *StatusResponse) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
 }
 
 // ShardStatus is this node's view of one shard.
@@ -4351,7 +4360,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\vMetaCommand\x12!\n" +
 	"\fbase_version\x18\x01 \x01(\x04R\vbaseVersion\x12+\n" +
 	"\x04next\x18\x02 \x01(\v2\x17.writ.node.v1.MetaStateR\x04next\"\x0f\n" +
-	"\rStatusRequest\"\xaa\x02\n" +
+	"\rStatusRequest\"\xc0\x02\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -4362,7 +4371,9 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06shards\x18\x06 \x03(\v2\x19.writ.node.v1.ShardStatusR\x06shards\x124\n" +
 	"\amembers\x18\a \x03(\v2\x1a.writ.node.v1.MemberStatusR\amembers\x12\x1f\n" +
 	"\vmeta_leader\x18\b \x01(\tR\n" +
-	"metaLeader\"\xf3\x02\n" +
+	"metaLeader\x12\x14\n" +
+	"\x05kinds\x18\n" +
+	" \x03(\tR\x05kinds\"\xf3\x02\n" +
 	"\vShardStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
