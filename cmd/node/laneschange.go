@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc/status"
-
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -108,8 +106,8 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 		if c.Yes {
 			if err := changeLane(ctx, admin, &l, steps(ctx, l)); err != nil {
 				failed++
-				fmt.Fprintf(std.err, "%s/%s to %s/%s: %s\n", l.info.GetSource().GetKind(), l.info.GetSource().GetId(),
-					l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(), status.Convert(err).Message())
+				fmt.Fprintf(std.err, "%s/%s to %s/%s: %v\n", l.info.GetSource().GetKind(), l.info.GetSource().GetId(),
+					l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(), err)
 				continue
 			}
 		}

@@ -12,6 +12,10 @@ type versionCommand struct{}
 
 // Run implements the subcommand.
 func (versionCommand) Run(std streams) error {
-	_, err := fmt.Fprintf(std.out, "writ %s (%s, %s/%s)\n", node.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintln(std.out, versionText())
 	return err
+}
+
+func versionText() string {
+	return fmt.Sprintf("writ %s (%s, %s/%s)", node.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
