@@ -22,7 +22,7 @@ type lanesCommand struct {
 	Show   lanesShowCommand   `cmd:"" help:"Show one lane and its first rows."`
 	Replay lanesReplayCommand `cmd:"" help:"Start parked lanes again with their first row, in order; event ids stay as they are."`
 	Skip   lanesSkipCommand   `cmd:"" help:"Take the event out of the first row of parked or paused lanes, for good."`
-	Pause  lanesPauseCommand  `cmd:"" help:"Stop active lanes until they are resumed."`
+	Pause  lanesPauseCommand  `cmd:"" help:"Stop active lanes until they are resumed. A lane that begins later, of a source that emits its first event to the destination, is not stopped."`
 	Resume lanesResumeCommand `cmd:"" help:"Start paused lanes again."`
 }
 
