@@ -162,7 +162,15 @@ type laneTable struct {
 	json  bool
 	lanes int
 	rows  uint64
+	// shown bounds the lines of the table, 0 does not; note stands in place of the
+	// reason.
+	shown int
+	note  string
 }
+
+// lanesShown is how many lanes a verb lists that changes all of them: the count
+// below the table is what a person looks for.
+const lanesShown = 20
 
 func newLaneTable(out io.Writer, json bool) *laneTable {
 	t := &laneTable{out: out, table: tabwriter.NewWriter(out, 0, 4, 2, ' ', 0), json: json}
@@ -179,13 +187,21 @@ func (t *laneTable) add(l foundLane) error {
 	if t.json {
 		return printLine(t.out, l.info)
 	}
+	if t.shown > 0 && t.lanes > t.shown {
+		return nil
+	}
 	_, err := fmt.Fprintf(t.table, "%d\t%s\t%s/%s\t%s/%s\t%d\t%s\t%d\t%s\n", l.shard, l.info.GetSource().GetTenant(),
 		l.info.GetSource().GetKind(), l.info.GetSource().GetId(), l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(),
-		lane.GetNumbered()-lane.GetConfirmed(), lane.GetStatus(), lane.GetAttempts(), lane.GetReason())
+		lane.GetNumbered()-lane.GetConfirmed(), lane.GetStatus(), lane.GetAttempts(), or(t.note, lane.GetReason()))
 	return err
 }
 
-func (t *laneTable) flush() error { return t.table.Flush() }
+func (t *laneTable) flush() error {
+	if more := t.lanes - t.shown; t.shown > 0 && more > 0 && !t.json {
+		fmt.Fprintf(t.table, "and %d more: see node lanes list\n", more)
+	}
+	return t.table.Flush()
+}
 
 // lanesShowCommand shows one lane.
 type lanesShowCommand struct {
