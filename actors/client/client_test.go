@@ -357,10 +357,10 @@ func TestConfig(t *testing.T) {
 	good := client.Config{Addresses: []string{"localhost:1"}}
 	must(t, good.Validate())
 	for name, change := range map[string]func(*client.Config){
-		"no address":    func(c *client.Config) { c.Addresses = nil },
-		"bad address":   func(c *client.Config) { c.Addresses = []string{"localhost:1", "localhost"} },
-		"negative":      func(c *client.Config) { c.AttemptTimeout = -1 },
-		"backoff":       func(c *client.Config) { c.BackoffMin = time.Hour },
+		"no address":  func(c *client.Config) { c.Addresses = nil },
+		"bad address": func(c *client.Config) { c.Addresses = []string{"localhost:1", "localhost"} },
+		"negative":    func(c *client.Config) { c.AttemptTimeout = -1 },
+		"backoff":     func(c *client.Config) { c.BackoffMin = time.Hour },
 	} {
 		cfg := good
 		change(&cfg)
@@ -425,7 +425,7 @@ func TestOutOfTime(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(troubled) != 2 || !troubled[address] {
+	if !troubled[address] {
 		t.Errorf("told of trouble at %v", troubled)
 	}
 }

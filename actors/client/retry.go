@@ -84,7 +84,7 @@ func (k *call) run(ctx context.Context) error {
 			return k.failed(*a.err, nil)
 		}
 		if ctx.Err() == nil {
-			k.tell(*a.err)
+			k.tell(a.err)
 		}
 		if !k.pause(ctx, v, a.err.RetryAfter) {
 			if k.told != nil {
@@ -96,10 +96,14 @@ func (k *call) run(ctx context.Context) error {
 }
 
 // tell reports an attempt that will be made again.
-func (k *call) tell(e Error) {
+func (k *call) tell(last *Error) {
 	if k.client.cfg.Troubled == nil {
 		return
 	}
+	if k.told != nil {
+		last = k.told
+	}
+	e := *last
 	e.Attempts = k.attempts
 	e.Unknown = k.effect && k.unknown
 	k.client.cfg.Troubled(&e)
@@ -157,17 +161,19 @@ func (k *call) failed(e Error, cause error) error {
 		return &e
 	}
 	e.Err = cause
+	last := e.Message
+	if e.Reason == "" {
+		last = e.Code.String() + ": " + last
+	}
 	if !k.effect {
 		e.Reason = ""
-		e.Message = fmt.Sprintf("%s; last answer: %s: %s", cause, e.Code, e.Message)
+		e.Message = fmt.Sprintf("%s; last answer: %s", cause, last)
 		return &e
 	}
 	e.Reason = ReasonNotExecuted
-	what := "not executed"
 	if e.Unknown {
 		e.Reason = ReasonOutcomeUnknown
-		what = "outcome unknown"
 	}
-	e.Message = fmt.Sprintf("%s: %s: retry with the same key; last answer: %s: %s", cause, what, e.Code, e.Message)
+	e.Message = fmt.Sprintf("%s: retry with the same key; last answer: %s", cause, last)
 	return &e
 }

@@ -304,7 +304,7 @@ func (r *Router) hint(shard uint32, err error) error {
 	case node != "":
 		own.With(leaderDetail, node).With(termDetail, strconv.FormatUint(term, 10))
 	default:
-		own.Message = fmt.Sprintf("shard %d has no leader just now: see \"node cluster status\" (%s)", shard, e.Message)
+		own.Message = fmt.Sprintf("shard %d has no leader just now: see \"node cluster status\"", shard)
 	}
 	return own
 }

@@ -59,12 +59,16 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 			return fmt.Errorf("%s: %w", c.Limits, err)
 		}
 	}
+	level := slog.LevelInfo
+	if c.Verbose {
+		level = slog.LevelDebug
+	}
 	n, err := node.Start(ctx, node.Config{
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
 		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
-		Logger: newLogger(std.err, c.ID, c.Verbose),
+		Logger: newLogger(std.err, c.ID, level),
 	})
 	if err != nil {
 		return err
@@ -78,11 +82,7 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	return errors.Join(err, n.Stop(stopCtx))
 }
 
-func newLogger(w io.Writer, id string, verbose bool) *slog.Logger {
-	level := slog.LevelInfo
-	if verbose {
-		level = slog.LevelDebug
-	}
+func newLogger(w io.Writer, id string, level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})).With(slog.String("node", id))
 }
 

@@ -81,6 +81,7 @@ func reasonOf(st *status.Status) string {
 var (
 	grpcWrapping = regexp.MustCompile(`(max retries exhausted: failed after \d+ attempts: )?rpc error: code = \w+ desc = `)
 	dialling     = regexp.MustCompile(`(Unavailable: )?connection error: desc = "transport: [Ee]rror while dialing: dial tcp(?: ([^ ]+))?: (?:connect: )?([^"]*)"`)
+	dialled      = regexp.MustCompile(`dial tcp [^ ]+: (?:connect: )?`)
 	otherTongue  = regexp.MustCompile(`(Unavailable: )?connection error: desc = "(?:error reading server preface: [^"]*|[^"]*http2: frame too large[^"]*)"`)
 	otherLink    = regexp.MustCompile(`(Unavailable: )?connection error: desc = "(?:transport: )?([^"]*)"`)
 )
@@ -88,7 +89,11 @@ var (
 // words is the text of an answer, or of the lack of one.
 func words(message, addr string) string {
 	message = grpcWrapping.ReplaceAllString(message, "")
-	message = dialling.ReplaceAllString(message, "no node answers at "+escape(addr)+": $3")
+	message = dialling.ReplaceAllStringFunc(message, func(text string) string {
+		found := dialling.FindStringSubmatch(text)
+		return fmt.Sprintf("no node answers at %s: %s", or(found[2], addr), found[3]) // a node's own peer has an address of its own
+	})
+	message = dialled.ReplaceAllString(message, "")
 	message = otherTongue.ReplaceAllString(message, "what answers at "+escape(addr)+" does not speak gRPC: is this a node's gRPC port? Its HTTP port is another one")
 	message = otherLink.ReplaceAllString(message, "no node answers at "+escape(addr)+": $2")
 	message = strings.ReplaceAll(message, `send the metadata "authorization: Bearer TOKEN"`, "give --token, or set WRIT_TOKEN")
