@@ -207,7 +207,7 @@ func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []com
 					}
 					mu.Unlock()
 				} else {
-					c.wait.progress()
+					c.wait.over()
 				}
 				done()
 			}

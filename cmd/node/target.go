@@ -50,7 +50,10 @@ func (t *target) client() (*client.Client, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return cl, func() { _ = cl.Close() }, nil
+	return cl, func() {
+		t.wait.over()
+		_ = cl.Close()
+	}, nil
 }
 
 // entityFlags name one entity.
@@ -73,7 +76,7 @@ const adminRetries = `{"methodConfig": [{
 const (
 	// connectFor is how long a verb waits for a node that answers, and probeFor how
 	// long for the answer of one of them.
-	connectFor   = 10 * time.Second
+	connectFor   = 5 * time.Second
 	probeFor     = 5 * time.Second
 	connectPause = 250 * time.Millisecond
 )
@@ -93,6 +96,7 @@ func (t *target) admin(ctx context.Context) (nodev1.AdminServiceClient, func(), 
 // connect connects to the first node that passes a probe. It goes round until one
 // does, until one answers what asking again does not change, or for connectFor.
 func (t *target) connect(ctx context.Context, probe func(context.Context, *grpc.ClientConn) error) (*grpc.ClientConn, func(), error) {
+	defer t.wait.over()
 	over := time.Now().Add(connectFor)
 	for {
 		var errs []error

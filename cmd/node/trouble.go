@@ -118,30 +118,45 @@ const noticeAfter = 2 * time.Second
 
 // patience tells a person who waits for an answer, once, what the trouble is.
 type patience struct {
-	out   io.Writer
-	mu    sync.Mutex
-	since time.Time
-	said  bool
+	out io.Writer
+
+	mu   sync.Mutex
+	due  *time.Timer // runs while there is trouble that nobody was told of
+	last error
+	said bool
 }
 
-func newPatience(out io.Writer) *patience { return &patience{out: out, since: time.Now()} }
+func newPatience(out io.Writer) *patience { return &patience{out: out} }
 
 // trouble takes the error of an attempt that will be made again.
 func (p *patience) trouble(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.out == nil || p.said || time.Since(p.since) < noticeAfter {
-		return
+	p.last = err
+	if p.due == nil && !p.said {
+		p.due = time.AfterFunc(noticeAfter, p.say)
 	}
-	p.said = true
-	fmt.Fprintf(p.out, "%v; still trying\n", err)
 }
 
-// progress puts the notice off: something was answered.
-func (p *patience) progress() {
+func (p *patience) say() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.since = time.Now()
+	if p.due == nil { // it came too late to be stopped
+		return
+	}
+	p.said, p.due = true, nil
+	fmt.Fprintf(p.out, "%v; still trying\n", p.last)
+}
+
+// over ends the trouble: something was answered, or nobody waits any more. Nothing
+// is written after it.
+func (p *patience) over() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.due != nil {
+		p.due.Stop()
+		p.due = nil
+	}
 }
 
 // wordsUnary and wordsStream put the errors of a connection into words.
