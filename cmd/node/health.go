@@ -65,9 +65,8 @@ func (c *healthCommand) ask(ctx context.Context) (ok bool, text string, err erro
 		if strings.Contains(err.Error(), "malformed HTTP") {
 			return false, "", fmt.Errorf("what answers at %s does not speak HTTP: is this a node's HTTP port? Its gRPC port is another one", c.HTTP)
 		}
-		var refused *url.Error // its text repeats the request
-		if errors.As(err, &refused) {
-			err = refused.Err
+		if whole, ok := errors.AsType[*url.Error](err); ok { // its text repeats the request
+			err = whole.Err
 		}
 		return false, "", fmt.Errorf("no node answers at %s: %s", c.HTTP, words(err.Error(), c.HTTP))
 	}
