@@ -82,8 +82,8 @@ var (
 	grpcWrapping = regexp.MustCompile(`(max retries exhausted: failed after \d+ attempts: )?rpc error: code = \w+ desc = `)
 	dialling     = regexp.MustCompile(`(Unavailable: )?connection error: desc = "transport: [Ee]rror while dialing: dial tcp(?: ([^ ]+))?: (?:connect: )?([^"]*)"`)
 	dialled      = regexp.MustCompile(`dial tcp [^ ]+: (?:connect: )?`)
-	otherTongue  = regexp.MustCompile(`(Unavailable: )?connection error: desc = "(?:error reading server preface: [^"]*|[^"]*http2: frame too large[^"]*)"`)
-	otherLink    = regexp.MustCompile(`(Unavailable: )?connection error: desc = "(?:transport: )?([^"]*)"`)
+	otherTongue  = regexp.MustCompile(`(Unavailable: )?connection error: desc = "error reading server preface: http2: [^"]*"`)
+	otherLink    = regexp.MustCompile(`(Unavailable: )?connection error: desc = "(?:transport: |error reading server preface: |read tcp [^ ]+: )*([^"]*)"`)
 )
 
 // words is the text of an answer, or of the lack of one.
