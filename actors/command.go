@@ -307,9 +307,9 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 // once, but not what happened: that may be nobody's business and stands in the
 // log. A size depends on the state before it, so that answer waits for it.
 func (a *activation) undecided(c *call, err error) {
-	if _, ok := errors.AsType[*handlerError](err); ok {
+	if failed, ok := errors.AsType[*handlerError](err); ok {
 		a.breakOff()
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler failed: nothing was stored"))
+		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler %s: nothing was stored; see the log of node %s", failed.how, a.rt.cfg.Node))
 		return
 	}
 	a.settled(func(earlier error) {

@@ -4,6 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -296,11 +300,18 @@ func NewRegistry(kinds ...Definer) (*Registry, error) {
 // Kind finds a kind by name, nil if it is not registered.
 func (r *Registry) Kind(name string) *Definition { return r.kinds[name] }
 
-// Kinds returns the names of all kinds, in no particular order.
-func (r *Registry) Kinds() []string {
-	names := make([]string, 0, len(r.kinds))
-	for name := range r.kinds {
-		names = append(names, name)
+// Find finds a kind by name. The error, INVALID, lists the kinds that there are: a
+// misspelt name must not look like an entity that has nothing.
+func (r *Registry) Find(name string) (*Definition, error) {
+	if def := r.kinds[name]; def != nil {
+		return def, nil
 	}
-	return names
+	registered := strings.Join(r.Kinds(), ", ")
+	if registered == "" {
+		registered = "none"
+	}
+	return nil, Errorf(Invalid, "kind %.64q is not registered; registered: %s", name, registered)
 }
+
+// Kinds returns the names of all kinds, in order.
+func (r *Registry) Kinds() []string { return slices.Sorted(maps.Keys(r.kinds)) }

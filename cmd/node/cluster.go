@@ -13,10 +13,10 @@ import (
 
 // clusterCommand holds the verbs of operators for nodes and shards.
 type clusterCommand struct {
-	Status  clusterStatusCommand  `cmd:"" help:"One line on the cluster and one a node."`
+	Status  clusterStatusCommand  `cmd:"" help:"The cluster in one line, then its nodes, then its shards."`
 	Nodes   clusterNodesCommand   `cmd:"" help:"The registry: nodes, zones, states."`
 	Shards  clusterShardsCommand  `cmd:"" help:"Where the shards are and who leads them."`
-	Drain   clusterDrainCommand   `cmd:"" help:"Take leaderships and replicas off a node that keeps running."`
+	Drain   clusterDrainCommand   `cmd:"" help:"Take leaderships off a node, and give it nothing new; it keeps running, with its replicas. Before a stop or a remove."`
 	Remove  clusterRemoveCommand  `cmd:"" help:"Take a node out of the cluster for good."`
 	Move    clusterMoveCommand    `cmd:"" help:"Move one shard's replica from one node to another."`
 	Upgrade clusterUpgradeCommand `cmd:"" help:"Let the cluster write the newest format that all nodes read; no node can go back to the version before."`
@@ -138,6 +138,9 @@ func printShards(w io.Writer, s *nodev1.StatusResponse) error {
 		}
 		sh := local[p.GetShard()]
 		state := or(sh.GetState(), "elsewhere")
+		if state == "serving" && sh.GetLeader() == "" {
+			state = "no leader" // the replica is fine, and serves nobody
+		}
 		if sh.GetReason() != "" {
 			state += ": " + sh.GetReason()
 		}

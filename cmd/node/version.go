@@ -13,7 +13,7 @@ type versionCommand struct{}
 
 // Run implements the subcommand.
 func (versionCommand) Run(std streams) error {
-	_, err := fmt.Fprintf(std.out, "writ %s (%s, %s/%s), formats %s\n", node.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH, formatRange(format.Max))
+	_, err := fmt.Fprintln(std.out, versionText())
 	return err
 }
 
@@ -23,4 +23,8 @@ func formatRange(newest uint32) string {
 		return fmt.Sprint(format.Base)
 	}
 	return fmt.Sprintf("%d to %d", format.Base, newest)
+}
+
+func versionText() string {
+	return fmt.Sprintf("writ %s (%s, %s/%s), formats %s", node.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH, formatRange(format.Max))
 }

@@ -38,7 +38,7 @@ const (
 func (a *admin) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
 	n := a.node
 	readiness := n.Readiness()
-	res := &nodev1.StatusResponse{Node: n.cfg.ID, ClusterId: n.clusterID(), Version: Version, Ready: readiness.Ready, FormatMax: format.Max}
+	res := &nodev1.StatusResponse{Node: n.cfg.ID, ClusterId: n.clusterID(), Version: Version, Ready: readiness.Ready, FormatMax: format.Max, Kinds: n.registry.Kinds()}
 	for _, m := range n.gossip.Members() {
 		res.Members = append(res.Members, memberStatus(m))
 	}
