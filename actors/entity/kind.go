@@ -3,11 +3,10 @@ package entity
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
-
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
