@@ -45,7 +45,7 @@ func TestWithoutALeaderVerbsSayOfWhat(t *testing.T) {
 			if text := status.Convert(err).Message(); strings.HasPrefix(text, call.want) && strings.Contains(text, "has no leader just now: see \"node cluster status\"") {
 				return struct{}{}, nil
 			}
-			return struct{}{}, fmt.Errorf("%s: %v", name, err)
+			return struct{}{}, fmt.Errorf("%s: %w", name, err)
 		})
 	}
 }
