@@ -270,7 +270,9 @@ func TestTokens(t *testing.T) {
 	if err := os.WriteFile(tokens, []byte(`{"op":{"tenant":"default","admin":true},"user":"default"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) { cfg.Tokens = tokens }).Addresses().GRPC)
+	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) {
+		cfg.Tokens, cfg.GossipKey = tokens, "c2l4dGVlbiBieXRlcyEhIQ=="
+	}).Addresses().GRPC)
 	deposit := []string{"submit", "--kind", "account", "--id", "a", "--key", "k", "--command", "writ.account.v1.Deposit", "--json", `{"amount_minor":1,"currency":"EUR"}`}
 	for name, tt := range map[string]struct {
 		args   []string
