@@ -149,10 +149,43 @@ func (c *lanesListCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer closeConn()
 	table := newLaneTable(std.out, c.JSON)
-	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: c.Parked}, table.add); err != nil {
+	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: c.Parked}, func(l foundLane) (err error) {
+		if table.note, err = skippedFirst(ctx, admin, l); err != nil {
+			return err
+		}
+		return table.add(l)
+	}); err != nil {
 		return err
 	}
 	return table.flush()
+}
+
+// skippedFirst is a note on a lane that stands at a row which has lost its event:
+// its reason is that of the event, and no longer holds.
+func skippedFirst(ctx context.Context, admin nodev1.AdminServiceClient, l foundLane) (string, error) {
+	lane := l.info.GetLane()
+	if lane.GetStatus() == recordv1.Lane_ACTIVE || lane.GetSkipped() == 0 {
+		return "", nil
+	}
+	name := &nodev1.LaneName{Source: l.info.GetSource(), Destination: l.info.GetDestination()}
+	res, err := admin.ShowLane(ctx, &nodev1.ShowLaneRequest{Lane: name, Limit: 1})
+	if err != nil {
+		return "", err
+	}
+	for _, row := range res.GetRows() {
+		if row.GetEvent() == nil {
+			return skippedNote(lane, row.GetLaneSequence()), nil
+		}
+	}
+	return "", nil
+}
+
+func skippedNote(lane *recordv1.Lane, row uint64) string {
+	next := "replay"
+	if lane.GetStatus() == recordv1.Lane_PAUSED {
+		next = "resume"
+	}
+	return fmt.Sprintf("row %d skipped, %s to go on", row, next)
 }
 
 // laneTable prints lanes as a table or as lines of JSON.
