@@ -72,6 +72,7 @@ type source struct {
 	epoch    uint64
 	current  uint64
 	applied  uint64
+	skipped  uint64 // committed: the latest row that no handler saw
 	inFlight int
 }
 
@@ -85,7 +86,9 @@ func (a *activation) source(ref entity.Ref) (*source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &source{epoch: stored.GetEpoch(), current: stored.GetLaneSequence(), applied: stored.GetLaneSequence()}, nil
+	return &source{
+		epoch: stored.GetEpoch(), current: stored.GetLaneSequence(), applied: stored.GetLaneSequence(), skipped: stored.GetSkipped(),
+	}, nil
 }
 
 // place is where a row stands in its lane.
@@ -151,7 +154,7 @@ func (a *activation) confirm(c *call, d *delivery, answer *nodev1.DeliverRespons
 	if err == nil {
 		var s *source
 		if s, err = a.source(d.source); err == nil {
-			answer.Applied = s.applied
+			answer.Applied, answer.Skipped = s.applied, s.skipped
 			_ = fault.Point(fault.ConsumerAfterCommit)
 			c.answer(answer, nil)
 			return
@@ -209,7 +212,9 @@ func (a *activation) apply(s *source, row *recordv1.Row) (*nodev1.Refusal, error
 		}
 		state, timers = d.state, d.changes
 	}
-	commit.Applied = []*recordv1.AppliedMark{{Source: row.GetSource(), Epoch: row.GetEpoch(), LaneSequence: row.GetLaneSequence()}}
+	commit.Applied = []*recordv1.AppliedMark{{
+		Source: row.GetSource(), Epoch: row.GetEpoch(), LaneSequence: row.GetLaneSequence(), Skipped: row.GetEvent() == nil,
+	}}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
 		return a.rowRefusal(tooLarge("record", size, a.rt.cfg.Limits.Record)), nil
 	}
@@ -297,6 +302,11 @@ func (a *activation) committedMarks(commit *recordv1.Commit) {
 		ref := fromRef(mark.GetSource())
 		s := a.sources[ref]
 		s.applied = mark.GetLaneSequence()
+		if mark.GetSkipped() { // as Apply does
+			s.skipped = s.applied
+		} else if s.applied <= s.skipped {
+			s.skipped = 0
+		}
 		s.inFlight--
 		if s.inFlight == 0 {
 			delete(a.sources, ref)

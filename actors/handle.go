@@ -52,8 +52,8 @@ const (
 func (f *handlerError) Error() string { return f.text }
 
 // run calls a handler on a clone of the current state; hand names what is in hand
-// meanwhile. The error is a
-// *entity.Rejection that may be stored, a *handlerError, or TOO_LARGE.
+// meanwhile. The error is a *entity.Rejection that may be stored, a *handlerError, or
+// TOO_LARGE.
 func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.Message, hand string) (*decision, error) {
 	d := &decision{state: proto.Clone(a.current.state), now: ctx.Time()}
 	leave := a.rt.cfg.Hands.Take(hand)
@@ -76,6 +76,32 @@ func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.M
 		return nil, tooLarge("reply", size, most)
 	}
 	return d, nil
+}
+
+// execute runs the handler of a command, a client's or that of the timer fired, and
+// makes the commit and the outcome of what it decided: a rejection is a decision
+// that changes nothing. The error is none of these: it is one of run or compose, and
+// there is nothing to store.
+func (a *activation) execute(h *entity.Handler, ctx *entity.Context, command proto.Message, hand string, fired *firedTimer, from origin) (
+	*decision, *recordv1.Commit, *recordv1.Outcome, error,
+) {
+	result := &recordv1.Outcome{Version: a.current.version + 1}
+	d, err := a.run(h, ctx, command, hand)
+	if rejected, ok := errors.AsType[*entity.Rejection](err); ok {
+		result.Decision, result.Code = recordv1.Outcome_REJECTED, uint32(rejected.Code)
+		result.Reason, result.Message = rejected.Reason, rejected.Message
+		return &decision{state: a.current.state, now: ctx.Time(), fired: fired}, a.emptyCommit(), result, nil
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	d.fired = fired
+	commit, err := a.compose(d, from)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	result.Decision, result.Reply = recordv1.Outcome_EXECUTED, d.reply
+	return d, commit, result, nil
 }
 
 // call runs user code.

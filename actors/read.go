@@ -117,9 +117,7 @@ func (r *Runtime) ReadStale(number uint32, tenant string, body *writv1.ReadReque
 	if err != nil {
 		return nil, err
 	}
-	r.mu.RLock()
-	s := r.shards[number]
-	r.mu.RUnlock()
+	s := r.shard(number)
 	if s == nil {
 		return nil, entity.Errorf(entity.NotExecuted, "node %s has no replica of shard %d", r.cfg.Node, number)
 	}

@@ -137,7 +137,7 @@ func (a *activation) changed(changes *timerChanges, change entity.TimerChange, n
 
 func (a *activation) unreadTimer(err error) error {
 	a.rt.log.Error("cannot read a timer", a.attr(), errAttr(err))
-	return entity.Errorf(entity.NotExecuted, "a timer could not be read on node %s", a.rt.cfg.Node)
+	return entity.Errorf(entity.NotExecuted, "a timer could not be read: retry with the same key; the log of node %s says why", a.rt.cfg.Node)
 }
 
 // dueAt is a time as timers have it: 0 is none.
@@ -358,15 +358,7 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 	}
 	ctx := entity.NewContext(a.ref, entity.Ref{}, now.UTC())
 	ctx.SetDue(time.Unix(0, timer.GetDue()).UTC())
-	d, err := a.run(h, ctx, command, hand)
-	commit := a.emptyCommit()
-	rejected := (*entity.Rejection)(nil)
-	if err == nil {
-		d.fired = fired
-		commit, err = a.compose(d, origin{acceptedAt: now.UnixNano(), trace: timer.GetTrace(), hops: 1})
-	} else if errors.As(err, &rejected) {
-		d, err = &decision{state: a.current.state, now: now, fired: fired}, nil
-	}
+	d, commit, result, err := a.execute(h, ctx, command, hand, fired, origin{acceptedAt: now.UnixNano(), trace: timer.GetTrace(), hops: 1})
 	if err != nil {
 		if _, failed := errors.AsType[*handlerError](err); failed {
 			a.breakOff()
@@ -376,13 +368,6 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		}
 		a.failTimer(c, fired, now, err.Error(), false)
 		return
-	}
-	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1, Decision: recordv1.Outcome_EXECUTED, Reply: d.reply}
-	if rejected != nil {
-		result = &recordv1.Outcome{
-			Version: result.GetVersion(), Decision: recordv1.Outcome_REJECTED, Code: uint32(rejected.Code),
-			Reason: rejected.Reason, Message: rejected.Message,
-		}
 	}
 	commit.Key = &recordv1.Key{
 		CommandType: name, Key: []byte(timerKey(fired.name, timer.GetSet())), AcceptedAt: now.UnixNano(),

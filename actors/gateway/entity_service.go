@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"google.golang.org/grpc/metadata"
 
@@ -85,7 +84,7 @@ func (s *EntityService) submit(ctx context.Context, tenant string, req *writv1.S
 		return nil, err
 	}
 	defer leave()
-	checked, err := s.form.submit(ctx, req, time.Now())
+	checked, err := s.form.submit(ctx, req)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -103,6 +105,9 @@ func (c *devCommand) Run(ctx context.Context, std streams) (err error) {
 
 // start starts all nodes at once: none of them can form the cluster alone.
 func (c *devCommand) start(ctx context.Context, logs io.Writer, level slog.Leveler) (readyFile, []*node.Node, error) {
+	if c.Tokens != "" && c.GossipKey == "" { // all nodes are here: none needs to be told
+		c.GossipKey = base64.StdEncoding.EncodeToString([]byte(rand.Text())[:16])
+	}
 	var (
 		ready   readyFile
 		configs []node.Config
@@ -255,7 +260,9 @@ func stopAll(nodes []*node.Node) error {
 	defer cancel()
 	var errs []error
 	for _, n := range nodes {
-		errs = append(errs, n.Stop(ctx))
+		if err := n.Stop(ctx); !errors.Is(err, node.ErrUnfinished) { // see serve
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

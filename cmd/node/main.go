@@ -25,6 +25,8 @@ type commands struct {
 	Bench   benchCommand   `cmd:"" help:"Measure answers and deliveries; the figures count only if the audit passes."`
 	Cluster clusterCommand `cmd:"" help:"Show and change nodes and shards."`
 	Lanes   lanesCommand   `cmd:"" help:"List, show, replay, skip, pause and resume lanes of events."`
+	Timers  timersCommand  `cmd:"" help:"List timers."`
+	Crashes crashesCommand `cmd:"" help:"List what has ended processes, and let it run again."`
 	Outbox  outboxCommand  `cmd:"" help:"List events that are not confirmed yet."`
 
 	Contract contractCommand `cmd:"" help:"Show what the cluster promises and whether it holds, or change its values."`

@@ -63,12 +63,13 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	if c.Verbose {
 		level = slog.LevelDebug
 	}
+	log := newLogger(std.err, c.ID, level)
 	n, err := node.Start(ctx, node.Config{
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
 		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
-		Logger: newLogger(std.err, c.ID, level),
+		Logger: log,
 	})
 	if err != nil {
 		return err
@@ -79,7 +80,13 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	}
 	stopCtx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
-	return errors.Join(err, n.Stop(stopCtx))
+	stopErr := n.Stop(stopCtx)
+	if errors.Is(stopErr, node.ErrUnfinished) {
+		// Nothing is lost, so it is no failure: whoever has sent the signal goes on.
+		log.Warn("the process ends before everything is closed", slog.Any("reason", stopErr))
+		stopErr = nil
+	}
+	return errors.Join(err, stopErr)
 }
 
 func newLogger(w io.Writer, id string, level slog.Leveler) *slog.Logger {

@@ -5,6 +5,7 @@ import (
 	"runtime"
 
 	"writ/cmd/node/node"
+	"writ/internal/format"
 )
 
 // versionCommand prints what this binary is.
@@ -16,6 +17,14 @@ func (versionCommand) Run(std streams) error {
 	return err
 }
 
+// formatRange says which formats a program reads.
+func formatRange(newest uint32) string {
+	if newest <= format.Base {
+		return fmt.Sprint(format.Base)
+	}
+	return fmt.Sprintf("%d to %d", format.Base, newest)
+}
+
 func versionText() string {
-	return fmt.Sprintf("writ %s (%s, %s/%s)", node.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("writ %s (%s, %s/%s), formats %s", node.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH, formatRange(format.Max))
 }
