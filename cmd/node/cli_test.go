@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -216,6 +217,10 @@ func TestCommandLines(t *testing.T) {
 		"lanes show account/a":                                                  {1, []string{"name the destination, too", "account/a statement/all"}},
 		"lanes show account/a ledger/all":                                       {1, []string{`kind "ledger" ` + registered}},
 		"lanes show account/a statement/all":                                    {1, []string{"there is no lane"}},
+		"timers list --kind acount":                                             {1, []string{`kind "acount" ` + registered}},
+		"timers list --entity account":                                          {1, []string{`--entity "account": give KIND/ID`}},
+		"timers list --entity account/a":                                        {0, []string{"TIMER"}},
+		"crashes list":                                                          {0, nil},
 		"outbox list --kind acount":                                             {1, []string{`kind "acount" ` + registered}},
 		"cluster drain n9":                                                      {1, []string{`there is no node "n9"; registered: n1`}},
 		"cluster drain n1 --undo":                                               {0, []string{"done"}},
@@ -270,7 +275,9 @@ func TestTokens(t *testing.T) {
 	if err := os.WriteFile(tokens, []byte(`{"op":{"tenant":"default","admin":true},"user":"default"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) { cfg.Tokens = tokens }).Addresses().GRPC)
+	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) {
+		cfg.Tokens, cfg.GossipKey = tokens, base64.StdEncoding.EncodeToString(make([]byte, 32))
+	}).Addresses().GRPC)
 	deposit := []string{"submit", "--kind", "account", "--id", "a", "--key", "k", "--command", "writ.account.v1.Deposit", "--json", `{"amount_minor":1,"currency":"EUR"}`}
 	for name, tt := range map[string]struct {
 		args   []string

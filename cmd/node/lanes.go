@@ -54,18 +54,23 @@ func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
 // empty reports whether the filter picks every lane.
 func (f laneFilter) empty() bool { return f == laneFilter{} }
 
-// checkKinds refuses kinds that the node does not define. It is for filters that
-// pick nothing: lanes of a kind that a program lacks may well exist, and wait.
 func (f laneFilter) checkKinds(ctx context.Context, admin nodev1.AdminServiceClient) error {
 	filter, err := f.proto()
 	if err != nil {
 		return err
 	}
+	return checkKinds(ctx, admin, filter.GetSourceKind(), filter.GetDestinationKind())
+}
+
+// checkKinds refuses kinds that the node does not define; "" is none. It is for
+// filters that pick nothing: what belongs to a kind that a program lacks may well
+// exist, and wait.
+func checkKinds(ctx context.Context, admin nodev1.AdminServiceClient, kinds ...string) error {
 	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
 	if err != nil {
 		return err
 	}
-	for _, kind := range []string{filter.GetSourceKind(), filter.GetDestinationKind()} {
+	for _, kind := range kinds {
 		if known := status.GetKinds(); kind != "" && len(known) > 0 && !slices.Contains(known, kind) {
 			return fmt.Errorf("nothing passes the filter, and kind %q is not registered; registered: %s", kind, strings.Join(known, ", "))
 		}
