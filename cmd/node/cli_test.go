@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -216,8 +217,12 @@ func TestCommandLines(t *testing.T) {
 		"lanes show account/a":                                                  {1, []string{"name the destination, too", "account/a statement/all"}},
 		"lanes show account/a ledger/all":                                       {1, []string{`kind "ledger" ` + registered}},
 		"lanes show account/a statement/all":                                    {1, []string{"there is no lane"}},
+		"timers list --kind acount":                                             {1, []string{`kind "acount" ` + registered}},
+		"timers list --entity account":                                          {1, []string{`--entity "account": give KIND/ID`}},
+		"timers list --entity account/a":                                        {0, []string{"TIMER"}},
+		"crashes list":                                                          {0, nil},
 		"outbox list --kind acount":                                             {1, []string{`kind "acount" ` + registered}},
-		"cluster drain n9":                                                      {1, []string{`there is no node "n9"`}},
+		"cluster drain n9":                                                      {1, []string{`there is no node "n9"; registered: n1`}},
 		"cluster drain n1 --undo":                                               {0, []string{"done"}},
 		"serve --cluster c --id n --dir d --limits " + limits:                   {1, []string{`unknown field "Row"`, "entities: {Command, State"}},
 		"submit --kind shop --id a --key p --command writ.testing.v1.Act --json {\"what\":\"panic\"}": {1, []string{"HANDLER_PANIC", "panicked", "see the log of node n1"}},
@@ -271,7 +276,7 @@ func TestTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) {
-		cfg.Tokens, cfg.GossipKey = tokens, "c2l4dGVlbiBieXRlcyEhIQ=="
+		cfg.Tokens, cfg.GossipKey = tokens, base64.StdEncoding.EncodeToString(make([]byte, 32))
 	}).Addresses().GRPC)
 	deposit := []string{"submit", "--kind", "account", "--id", "a", "--key", "k", "--command", "writ.account.v1.Deposit", "--json", `{"amount_minor":1,"currency":"EUR"}`}
 	for name, tt := range map[string]struct {
@@ -353,7 +358,13 @@ func TestLanesThatStand(t *testing.T) {
 	}
 	// Lanes to kinds that nobody defines exist: their names are no typing mistakes.
 	call(t, "lanes", "skip", "--destination", "nowhere/x00", "--yes").says(t, 0, "row 1 skipped, replay to go on", "1 lane done")
+	call(t, "lanes", "list", "--destination", "nowhere/x00").says(t, 0, "PARKED", "row 1 skipped, replay to go on")
+	call(t, "lanes", "list", "--destination", "nowhere/x02").says(t, 0, "PARKED", "nowhere")
 	call(t, "lanes", "skip", "--destination", "nowhere/x01", "--yes", "--replay").says(t, 0, "1 lane done")
+	call(t, "submit", "--kind", "account", "--id", "a", "--key", "k", "--command", "writ.account.v1.Deposit", "--json", `{"amount_minor":1,"currency":"EUR"}`).says(t, 0, "executed")
+	call(t, "lanes", "pause", "--destination", "statement", "--yes").says(t, 0, "1 lane done")
+	call(t, "audit", "--wait", "1ms").says(t, 0, fmt.Sprintf("%d parked and 1 paused", lanes-1))
+	call(t, "lanes", "resume", "--destination", "statement", "--yes").says(t, 0, "1 lane done")
 }
 
 func eventually(t *testing.T, ok func() bool) {

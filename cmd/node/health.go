@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 
 	"writ/actors/client"
@@ -26,6 +27,7 @@ func (c *healthCommand) Run(ctx context.Context, std streams) error {
 	if err := client.CheckAddress(c.HTTP); err != nil {
 		return &usageError{fmt.Errorf("--http: %w", err)}
 	}
+	log.SetOutput(io.Discard) // net/http writes there of servers that speak first
 	ctx, cancel := context.WithTimeout(ctx, max(c.Wait, 5*time.Second))
 	defer cancel()
 	tick := time.NewTicker(200 * time.Millisecond)
@@ -62,7 +64,7 @@ func (c *healthCommand) ask(ctx context.Context) (ok bool, text string, err erro
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		if strings.Contains(err.Error(), "malformed HTTP") {
+		if speaksFirst(ctx, c.HTTP) {
 			return false, "", fmt.Errorf("what answers at %s does not speak HTTP: is this a node's HTTP port? Its gRPC port is another one", c.HTTP)
 		}
 		if whole, ok := errors.AsType[*url.Error](err); ok { // its text repeats the request
@@ -73,4 +75,23 @@ func (c *healthCommand) ask(ctx context.Context) (ok bool, text string, err erro
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
 	return res.StatusCode == http.StatusOK, string(body), err
+}
+
+// speaksFirst reports whether the server of an address begins with a frame of
+// HTTP/2, as that of a gRPC port does. A server of HTTP waits for the client.
+func speaksFirst(ctx context.Context, addr string) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = conn.Close() }()
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = conn.SetReadDeadline(deadline) // it fails on a connection that is closed, and so does the read
+	}
+	frame := make([]byte, 9) // a frame's header: three bytes of length, the type, flags, the stream
+	_, err = io.ReadFull(conn, frame)
+	const settings = 4
+	return err == nil && frame[3] == settings
 }

@@ -54,18 +54,23 @@ func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
 // empty reports whether the filter picks every lane.
 func (f laneFilter) empty() bool { return f == laneFilter{} }
 
-// checkKinds refuses kinds that the node does not define. It is for filters that
-// pick nothing: lanes of a kind that a program lacks may well exist, and wait.
 func (f laneFilter) checkKinds(ctx context.Context, admin nodev1.AdminServiceClient) error {
 	filter, err := f.proto()
 	if err != nil {
 		return err
 	}
+	return checkKinds(ctx, admin, filter.GetSourceKind(), filter.GetDestinationKind())
+}
+
+// checkKinds refuses kinds that the node does not define; "" is none. It is for
+// filters that pick nothing: what belongs to a kind that a program lacks may well
+// exist, and wait.
+func checkKinds(ctx context.Context, admin nodev1.AdminServiceClient, kinds ...string) error {
 	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
 	if err != nil {
 		return err
 	}
-	for _, kind := range []string{filter.GetSourceKind(), filter.GetDestinationKind()} {
+	for _, kind := range kinds {
 		if known := status.GetKinds(); kind != "" && len(known) > 0 && !slices.Contains(known, kind) {
 			return fmt.Errorf("nothing passes the filter, and kind %q is not registered; registered: %s", kind, strings.Join(known, ", "))
 		}
@@ -149,10 +154,43 @@ func (c *lanesListCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer closeConn()
 	table := newLaneTable(std.out, c.JSON)
-	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: c.Parked}, table.add); err != nil {
+	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: c.Parked}, func(l foundLane) (err error) {
+		if table.note, err = skippedFirst(ctx, admin, l); err != nil {
+			return err
+		}
+		return table.add(l)
+	}); err != nil {
 		return err
 	}
 	return table.flush()
+}
+
+// skippedFirst is a note on a lane that stands at a row which has lost its event:
+// its reason is that of the event, and no longer holds.
+func skippedFirst(ctx context.Context, admin nodev1.AdminServiceClient, l foundLane) (string, error) {
+	lane := l.info.GetLane()
+	if lane.GetStatus() == recordv1.Lane_ACTIVE || lane.GetSkipped() == 0 {
+		return "", nil
+	}
+	name := &nodev1.LaneName{Source: l.info.GetSource(), Destination: l.info.GetDestination()}
+	res, err := admin.ShowLane(ctx, &nodev1.ShowLaneRequest{Lane: name, Limit: 1})
+	if err != nil {
+		return "", err
+	}
+	for _, row := range res.GetRows() {
+		if row.GetEvent() == nil {
+			return skippedNote(lane, row.GetLaneSequence()), nil
+		}
+	}
+	return "", nil
+}
+
+func skippedNote(lane *recordv1.Lane, row uint64) string {
+	next := "replay"
+	if lane.GetStatus() == recordv1.Lane_PAUSED {
+		next = "resume"
+	}
+	return fmt.Sprintf("row %d skipped, %s to go on", row, next)
 }
 
 // laneTable prints lanes as a table or as lines of JSON.

@@ -139,11 +139,7 @@ func skipNote(l foundLane, done []*nodev1.ChangeLaneRequest) string {
 	if len(done) != 1 || done[0].GetVerb() != nodev1.ChangeLaneRequest_SKIP {
 		return ""
 	}
-	next := "replay"
-	if l.info.GetLane().GetStatus() == recordv1.Lane_PAUSED {
-		next = "resume"
-	}
-	return fmt.Sprintf("row %d skipped, %s to go on", done[0].GetSequence(), next)
+	return skippedNote(l.info.GetLane(), done[0].GetSequence())
 }
 
 // changeLane carries out steps on a lane and keeps what it is afterwards.

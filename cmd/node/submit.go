@@ -25,7 +25,7 @@ type submitCommand struct {
 	Key     string        `help:"Idempotency key. Retry with the same one; a new key is a new command."`
 	Command string        `placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
 	JSON    jsonFlag      `name:"json" placeholder:"[{...}]" help:"With a value: the command's fields, e.g. --json '{\"amount_minor\":5}'. Alone: print the result as one JSON object. It may be given twice, once for each."`
-	File    string        `type:"path" help:"Send each line of this file instead: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. Lines of one entity keep their order."`
+	File    string        `help:"Send each line of this file instead: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. \"issued_at\" may be added. Lines of one entity keep their order. - for standard input."`
 	Clients int           `default:"64" help:"Commands in flight with --file."`
 	Timeout time.Duration `default:"60s" help:"How long to go on retrying one command."`
 }
@@ -100,11 +100,13 @@ type submitSummary struct {
 	Replayed int64 `json:"replayed"`
 	Rejected int64 `json:"rejected"`
 	// Failed are all commands without an outcome: Refused, which the same file
-	// never changes, Unknown, which may have been executed, and those for which
-	// the time was over.
+	// never changes, Unknown, which may have been executed, Held, which were not
+	// sent because one before them for the same entity has no outcome, and those
+	// for which the time was over.
 	Failed  int64   `json:"failed"`
 	Refused int64   `json:"refused"`
 	Unknown int64   `json:"unknown"`
+	Held    int64   `json:"held"`
 	Retries int64   `json:"retries"`
 	Seconds float64 `json:"seconds"`
 }
@@ -162,8 +164,11 @@ func (s submitSummary) verdict() error {
 	if s.Unknown > 0 {
 		again = append(again, fmt.Sprintf("%d may have been executed", s.Unknown))
 	}
-	if late := s.Failed - s.Refused - s.Unknown; late > 0 {
+	if late := s.Failed - s.Refused - s.Unknown - s.Held; late > 0 {
 		again = append(again, fmt.Sprintf("%d not executed, their time was over", late))
+	}
+	if s.Held > 0 {
+		again = append(again, fmt.Sprintf("%d not sent, behind one of those for the same entity", s.Held))
 	}
 	if len(again) > 0 {
 		texts = append(texts, strings.Join(again, ", ")+": run the same file again, keys that took effect are replayed")
@@ -177,8 +182,9 @@ func (s submitSummary) verdict() error {
 // failuresShown bounds what is printed about single commands.
 const failuresShown = 10
 
-// send shares the lines out by entity, so that one entity's lines keep their
-// order, and sends with c.Clients at a time.
+// send shares the lines out by entity and sends with c.Clients at a time. One
+// entity's lines keep their order, also over runs: behind a line that has no
+// outcome the entity's others are not sent.
 func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []commandLine, done func()) (submitSummary, []string) {
 	var (
 		sum      submitSummary
@@ -186,17 +192,25 @@ func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []com
 		failures []string
 		wg       sync.WaitGroup
 		seed     = maphash.MakeSeed()
-		queues   = make([][]commandLine, c.Clients)
+		queues   = make([][]commandLine, min(c.Clients, max(len(lines), 1)))
 	)
 	for _, l := range lines {
-		i := maphash.Comparable(seed, [2]string{l.kind, l.id}) % uint64(c.Clients)
+		i := maphash.Comparable(seed, l.entity()) % uint64(len(queues))
 		queues[i] = append(queues[i], l)
 	}
 	for _, queue := range queues {
 		wg.Go(func() {
+			held := map[[2]string]bool{}
 			for _, l := range queue {
+				if held[l.entity()] {
+					atomic.AddInt64(&sum.Failed, 1)
+					atomic.AddInt64(&sum.Held, 1)
+					done()
+					continue
+				}
 				err := submitLine(ctx, cl, l, c.Timeout, &sum)
 				if err != nil {
+					held[l.entity()] = true
 					mu.Lock()
 					switch len(failures) {
 					case failuresShown:
@@ -221,7 +235,7 @@ func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []com
 func submitLine(ctx context.Context, cl *client.Client, l commandLine, timeout time.Duration, sum *submitSummary) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	out, err := cl.Submit(ctx, l.kind, l.id, l.key, l.command, client.SubmitOptions{})
+	out, err := cl.Submit(ctx, l.kind, l.id, l.key, l.command, client.SubmitOptions{IssuedAt: l.issuedAt})
 	var rejected *client.RejectedError
 	switch {
 	case errors.As(err, &rejected):
@@ -251,8 +265,11 @@ func submitLine(ctx context.Context, cl *client.Client, l commandLine, timeout t
 type commandLine struct {
 	number        int
 	kind, id, key string
+	issuedAt      time.Time // zero: when it is sent
 	command       proto.Message
 }
+
+func (l commandLine) entity() [2]string { return [2]string{l.kind, l.id} }
 
 // progress is a bar on a terminal and nothing elsewhere.
 func progress(w io.Writer, total int, what string) *progressbar.ProgressBar {

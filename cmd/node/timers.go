@@ -32,11 +32,14 @@ type timersListCommand struct {
 func (c *timersListCommand) request() (*nodev1.ListTimersRequest, error) {
 	req := &nodev1.ListTimersRequest{Tenant: c.Tenant, Kind: c.Kind, LateOnly: c.Late, ParkedOnly: c.Parked, Limit: c.Limit}
 	if c.Entity != "" {
-		kind, id, ok := strings.Cut(c.Entity, "/")
-		if !ok || kind == "" || id == "" || (c.Kind != "" && c.Kind != kind) {
-			return nil, fmt.Errorf("--entity %q: write KIND/ID", c.Entity)
+		ref, err := parseRef("--entity", c.Tenant, c.Entity)
+		if err != nil {
+			return nil, err
 		}
-		req.Kind, req.Id = kind, id
+		if c.Kind != "" && c.Kind != ref.GetKind() {
+			return nil, fmt.Errorf("--entity %q is not of --kind %q: give one of them", c.Entity, c.Kind)
+		}
+		req.Kind, req.Id = ref.GetKind(), ref.GetId()
 		if req.GetTenant() == "" {
 			req.Tenant = "default"
 		}
@@ -60,6 +63,7 @@ func (c *timersListCommand) Run(ctx context.Context, std streams) error {
 	if !c.JSON {
 		fmt.Fprintln(table, "SHARD\tTENANT\tENTITY\tTIMER\tDUE\tLATE\tDOES\tEVERY\tSTATUS\tFAILURES\tREASON")
 	}
+	found := false
 	if err := eachShard(ctx, admin, func(shard uint32) error {
 		if c.Shard != nil && *c.Shard != shard {
 			return nil
@@ -67,6 +71,7 @@ func (c *timersListCommand) Run(ctx context.Context, std streams) error {
 		req.Shard = shard
 		stream, err := admin.ListTimers(ctx, req)
 		return drain(stream, err, func(t *nodev1.TimerInfo) error {
+			found = true
 			if c.JSON {
 				return printLine(std.out, t)
 			}
@@ -76,6 +81,11 @@ func (c *timersListCommand) Run(ctx context.Context, std streams) error {
 		})
 	}); err != nil {
 		return err
+	}
+	if !found {
+		if err := checkKinds(ctx, admin, req.GetKind()); err != nil {
+			return err
+		}
 	}
 	return table.Flush()
 }

@@ -3,7 +3,9 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
@@ -56,7 +58,7 @@ func setNodeState(s *nodev1.MetaState, name string, state nodev1.NodeEntry_State
 	e := s.GetNodes()[name]
 	switch {
 	case e == nil:
-		return entity.Errorf(entity.Invalid, "there is no node %q", name)
+		return entity.Errorf(entity.Invalid, "there is no node %q; registered: %s", name, strings.Join(slices.Sorted(maps.Keys(s.GetNodes())), ", "))
 	case state != nodev1.NodeEntry_ACTIVE && state != nodev1.NodeEntry_DRAINING && state != nodev1.NodeEntry_REMOVED:
 		return entity.Errorf(entity.Invalid, "there is no node state %d", state)
 	case e.GetState() == nodev1.NodeEntry_REMOVED && state != nodev1.NodeEntry_REMOVED:
