@@ -109,7 +109,7 @@ fuzz: ## Every fuzz test for FUZZTIME=5s
 
 .PHONY: chaos
 chaos: build ## Chaos smoke: processes, faults and an audit, a few minutes
-	WRIT_NODE='$(CURDIR)/dist/node' go test -count=1 -timeout=10m ./test/chaos/...
+	WRIT_NODE='$(CURDIR)/dist/node' go test -count=1 -timeout=15m ./test/chaos/...
 
 .PHONY: chaos-long
 chaos-long: build ## All chaos tests with their full numbers, for hours

@@ -190,6 +190,13 @@ func (s *Store) Meta() *recordv1.ShardMeta {
 	return proto.CloneOf(s.meta)
 }
 
+// Format is the newest format of the entries that were applied.
+func (s *Store) Format() uint32 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.meta.Format
+}
+
 // StateHash is the hash of the applied content and the index it stands for: what
 // a TermStart carries.
 func (s *Store) StateHash() (index uint64, hash []byte) {

@@ -147,7 +147,7 @@ func (r *Replica) Status() Status {
 		s.Contact = time.Now()
 	}
 	_, s.LastLogIndex = r.log.bounds()
-	s.Format = r.store.Meta().GetFormat()
+	s.Format = r.store.Format()
 	s.Voters, s.Learners = membersOf(r.members.Load().configuration)
 	return s
 }

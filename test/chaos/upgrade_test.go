@@ -2,8 +2,10 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -56,21 +58,27 @@ func TestProcessUpgrade(t *testing.T) {
 			r.up(node)
 		}
 	}
-	order := func(words string, code int) {
+	verb := func(verb, words string, code int) {
 		t.Helper()
-		res, err := r.cli.Run(within(t, 20*time.Second), "cluster", "upgrade", "--addr", r.addr())
+		res, err := r.cli.Run(within(t, 20*time.Second), "cluster", verb, "--addr", r.addr())
 		must(t, err)
 		if text := string(res.Stdout) + string(res.Stderr); res.Code != code || !strings.Contains(text, words) {
-			t.Errorf("node cluster upgrade: exit %d, %s; want exit %d, %q", res.Code, text, code, words)
+			t.Errorf("node cluster %s: exit %d, %s; want exit %d, %q", verb, res.Code, text, code, words)
 		}
+	}
+	order := func(words string, code int) {
+		t.Helper()
+		verb("upgrade", words, code)
 	}
 
 	phase("forward", func() {
 		order("nothing to do", 0)
 		roll(next, nodes[0])
 		order("n2, n3", 1)
+		verb("status", "active format 1: not all nodes read 2 yet", 0)
 		roll(next, nodes[1:]...)
 	})
+	verb("status", "active format 1: all nodes read 2", 0)
 	r.wantFormats(ctx, 1)
 	phase("back", func() { roll(old, nodes[1]) })
 	order("n2", 1)
@@ -80,12 +88,12 @@ func TestProcessUpgrade(t *testing.T) {
 		r.wantFormats(ctx, 1)
 		order("is 2 now, it was 1", 0)
 		order("nothing to do", 0)
+		verb("status", "active format 2\n", 0)
 	})
 	// A deposit in every shard: each has an entry of the new format.
 	r.deposits(ctx, "new-", 64)
 	r.wantFormats(ctx, 2)
 	r.audit()
-	before := r.contents(ctx)
 
 	refused := func(node string) {
 		t.Helper()
@@ -100,6 +108,32 @@ func TestProcessUpgrade(t *testing.T) {
 	must(t, err)
 	r.process.SetBinary(nodes[2], old)
 	refused(nodes[2])
+
+	// A folder that does not know of the rise: the node was away, and is put back to
+	// the old version. It serves nothing, ends nothing, and disturbs nobody.
+	identity := filepath.Join(r.process.Dir(nodes[2]), "node.json")
+	text, err := os.ReadFile(identity)
+	must(t, err)
+	forgotten := strings.Replace(string(text), `"active_format": 2`, `"active_format": 1`, 1)
+	if forgotten == string(text) {
+		t.Fatalf("no active format in %s", text)
+	}
+	must(t, os.WriteFile(identity, []byte(forgotten), 0o600))
+	must(t, r.cluster.Start(nodes[2]))
+	must(t, eventually(within(t, 30*time.Second), "its reason", func(ctx context.Context) error {
+		if ready, text := Ready(ctx, r.cluster, nodes[2]); ready || !strings.Contains(text, "start a newer version of the program") {
+			return errors.New(text)
+		}
+		return nil
+	}))
+	r.deposits(ctx, "beside-", 64)
+	if !r.cluster.Running(nodes[2]) || !Alive(ctx, r.cluster, nodes[2]) {
+		t.Errorf("%s has ended: %s", nodes[2], r.cluster.Logs(nodes[2], 10))
+	}
+	_, why := Ready(ctx, r.cluster, nodes[2])
+	t.Logf("%s, with the old version on a newer folder, says: %s", nodes[2], why)
+	r.kill(nodes[2])
+
 	must(t, r.process.Add("n4"))
 	r.process.SetDir("n4", filepath.Join(t.TempDir(), "n4"))
 	refused("n4")
@@ -108,6 +142,8 @@ func TestProcessUpgrade(t *testing.T) {
 	r.up(nodes[2])
 	must(t, AwaitReady(ctx, r.cluster, nodes...))
 	r.wantFormats(ctx, 2)
+	r.audit()
+	before := r.contents(ctx)
 
 	// The log and the files of the new format are read again after a crash.
 	r.kill(nodes...)
