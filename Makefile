@@ -87,6 +87,7 @@ build: ## Build everything; the node goes to dist/node, a static binary
 .PHONY: test
 test: ## Unit, transcript and in-process cluster tests
 	go test -shuffle=on -count=1 $(packages)
+	go test -tags next -shuffle=on -count=1 -run 'Format|Newer|Note' ./persistence/...
 
 .PHONY: race
 race: ## The concurrent packages under the race detector

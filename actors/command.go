@@ -252,8 +252,7 @@ func (a *activation) decide(c *call, s *submit) {
 	}
 	hand := commandInHand(a.ref, s.id.commandType, s.id.key)
 	if n := a.rt.cfg.Hands.Crashes(hand); n >= a.rt.cfg.MaxCrashes {
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the process of node %s has ended %d times while it ran the command's handler: it is not run there again",
-			a.rt.cfg.Node, n))
+		c.refuse(entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the command's handler: it is not run again until an operator says so (node crashes)", n))
 		return
 	}
 	ctx := entity.NewContext(a.ref, entity.Ref{}, now.UTC())
@@ -308,9 +307,9 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 // once, but not what happened: that may be nobody's business and stands in the
 // log. A size depends on the state before it, so that answer waits for it.
 func (a *activation) undecided(c *call, err error) {
-	if _, ok := errors.AsType[*handlerError](err); ok {
+	if failed, ok := errors.AsType[*handlerError](err); ok {
 		a.breakOff()
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler failed: nothing was stored"))
+		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler %s: nothing was stored; see the log of node %s", failed.how, a.rt.cfg.Node))
 		return
 	}
 	a.settled(func(earlier error) {

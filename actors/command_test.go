@@ -1,6 +1,7 @@
 package actors_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -262,6 +263,7 @@ func TestHandlerFails(t *testing.T) {
 	}})}})
 	e := ref("counter", "a")
 	w.must(e, "0", &num{Value: 1})
+	how := map[string]string{"panic": "panicked", "error": "c.Reject"}
 	for _, what := range []string{
 		"panic", "error", "code", "rejection is not UTF-8", "nil event", "typed nil event",
 		"no destination", "long destination", "event is not UTF-8",
@@ -269,6 +271,9 @@ func TestHandlerFails(t *testing.T) {
 		for range 2 { // nothing is stored under the key
 			_, err := w.submit(submitted{ref: e, key: "k", command: &text{Value: what}})
 			wantReason(t, err, entity.HandlerPanic)
+			if want := cmp.Or(how[what], "may not make"); !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "see the log of node") {
+				t.Errorf("%s: %v does not say %q", what, err, want)
+			}
 		}
 	}
 	if value, version := w.read(e); value != 1 || version != 1 {

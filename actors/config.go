@@ -17,9 +17,10 @@ type Config struct {
 	Node string
 	// Registry holds the kinds of this node.
 	Registry *entity.Registry
-	// Shards is the cluster's number of shards: a call for an entity of another
-	// shard is refused. 0: not checked.
-	Shards uint32
+	// Shards is the cluster's number of shards, 0 while it is not known; nil: never.
+	// A call for an entity of another shard is refused, and sends to one shard do
+	// not wait for those to another.
+	Shards func() uint32
 	// Limits are DefaultLimits if left zero.
 	Limits Limits
 	// Window says how long a kind's idempotency keys are remembered, in log time.
@@ -35,8 +36,9 @@ type Config struct {
 	Clock func() time.Time
 	// Courier carries events.
 	Courier Courier
-	// Sends is the number of deliveries at once from this node, separately for
-	// healthy lanes and for lanes in trouble. Default 64.
+	// Sends is the number of deliveries at once from this node to one shard, a
+	// quarter of it to one entity; separately for healthy lanes and for lanes in
+	// trouble. Default 64.
 	Sends int
 	// SendTimeout ends one delivery. Default 10 s.
 	SendTimeout time.Duration
@@ -89,6 +91,9 @@ func (c Config) withDefaults() Config {
 	if c.Limits == (Limits{}) {
 		c.Limits = DefaultLimits()
 	}
+	if c.Shards == nil {
+		c.Shards = func() uint32 { return 0 }
+	}
 	set(&c.Skew, time.Minute)
 	if c.Clock == nil {
 		c.Clock = time.Now
@@ -97,7 +102,7 @@ func (c Config) withDefaults() Config {
 	set(&c.SendTimeout, 10*time.Second)
 	set(&c.Retry, Retry{First: 20 * time.Millisecond, Most: 5 * time.Second})
 	set(&c.MaxAttempts, 8)
-	set(&c.MaxCrashes, 3)
+	set(&c.MaxCrashes, DefaultMaxCrashes)
 	set(&c.TimerSkew, 100*time.Millisecond)
 	c.TimerSkew = max(0, c.TimerSkew)
 	set(&c.Passivation, 5*time.Minute)

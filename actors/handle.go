@@ -34,8 +34,20 @@ type origin struct {
 	hops       uint32
 }
 
-// handlerError is a handler that panicked or that broke its contract.
-type handlerError struct{ text string }
+// handlerError is a handler that panicked or that broke its contract. The text may
+// show what is nobody's business: it is for the log. What a caller may know is how
+// it failed.
+type handlerError struct {
+	how  string
+	text string
+}
+
+// How a handler fails.
+const (
+	howPanicked = "panicked"
+	howError    = "returned an error that is no rejection (to refuse a command, a handler returns c.Reject)"
+	howInvalid  = "made what a handler may not make"
+)
 
 func (f *handlerError) Error() string { return f.text }
 
@@ -98,7 +110,7 @@ func (a *activation) call(h *entity.Handler, ctx *entity.Context, state, message
 		if p := recover(); p != nil {
 			a.rt.log.Error("a handler panicked", a.attr(), slog.String("message", string(message.ProtoReflect().Descriptor().FullName())),
 				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			err = &handlerError{fmt.Sprintf("the handler panicked: %v", p)}
+			err = &handlerError{howPanicked, fmt.Sprintf("the handler panicked: %v", p)}
 		}
 	}()
 	return h.Call(ctx, state, message)
@@ -112,7 +124,7 @@ func (a *activation) sortOut(err error) error {
 	}
 	var rejection *entity.Rejection
 	if !errors.As(err, &rejection) || rejection == nil {
-		return a.handlerFailed("%v", err)
+		return a.logged(&handlerError{howError, fmt.Sprintf("the handler failed: %v", err)})
 	}
 	out := *rejection
 	if out.Code == 0 {
@@ -134,7 +146,10 @@ func (a *activation) sortOut(err error) error {
 // handlerFailed is for a handler that returned without a panic, but not what it
 // may return.
 func (a *activation) handlerFailed(format string, args ...any) error {
-	f := &handlerError{"the handler failed: " + fmt.Sprintf(format, args...)}
+	return a.logged(&handlerError{howInvalid, "the handler failed: " + fmt.Sprintf(format, args...)})
+}
+
+func (a *activation) logged(f *handlerError) error {
 	a.rt.log.Error("a handler failed", a.attr(), errAttr(f))
 	return f
 }

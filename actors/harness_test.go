@@ -111,7 +111,7 @@ func newWorld(tb testing.TB, c worldConfig) *world {
 	w := &world{t: tb, shards: c.shards, metrics: newMetrics()}
 	w.courier = &courier{world: w}
 	cfg := actors.Config{
-		Node: "n1", Registry: registry, Shards: c.shards, Courier: w.courier, Metrics: w.metrics,
+		Node: "n1", Registry: registry, Shards: func() uint32 { return c.shards }, Courier: w.courier, Metrics: w.metrics,
 		Retry:  actors.Retry{First: time.Millisecond, Most: 4 * time.Millisecond},
 		Logger: slog.New(slog.DiscardHandler),
 	}

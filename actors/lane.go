@@ -35,6 +35,7 @@ type lane struct {
 	turn   int
 	jobs   int  // queued or in flight, of all turns
 	window int  // jobs at once; 1 until the first success
+	apart  int  // successes until there may be several at once again
 	newest *job // its extent is not known yet
 	drain  bool // jobs of an earlier turn must come back first
 	epoch  uint64
@@ -155,7 +156,7 @@ func (r *relay) pump(l *lane) {
 			to = r.rt.troubled
 		}
 		work := r.work(l.to)
-		to.run(func() { work(j) })
+		to.run(l.to, func() { work(j) })
 	}
 }
 
@@ -249,9 +250,6 @@ func (r *relay) taken(m *taken) {
 func (r *relay) sent(m *sent) {
 	l := m.job.lane
 	l.jobs--
-	if l.jobs == 0 {
-		l.drain = false
-	}
 	if l.newest == m.job {
 		l.newest = nil
 	}
@@ -268,6 +266,10 @@ func (r *relay) sent(m *sent) {
 			through = min(through, m.skipped-1)
 		}
 		l.acked = max(l.acked, through)
+	}
+	if l.jobs == 0 && l.drain { // jobs of the turn before may have been applied since
+		l.drain = false
+		l.next = max(l.next, l.acked+1)
 	}
 	if r.ending {
 		return
@@ -303,7 +305,9 @@ func (r *relay) result(l *lane, m *sent) {
 		r.trouble(l, errors.New("the destination did not apply the batch and does not say why"))
 	default:
 		l.recover()
-		l.window = min(l.window+1, windowMost)
+		if l.apart--; l.apart < 0 {
+			l.apart, l.window = 0, min(l.window+1, windowMost)
+		}
 	}
 }
 
@@ -334,6 +338,7 @@ func (r *relay) gap(l *lane, m *sent) {
 		r.trouble(l, errors.New("the destination misses rows again"))
 	default: // overtaken on the way; twice in a row is trouble
 		l.failures++
+		l.apart = apartAfterGap
 		l.rewind()
 	}
 }

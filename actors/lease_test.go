@@ -26,7 +26,8 @@ type log struct {
 	term  uint64
 }
 
-// apply appends one entry.
+// apply appends one entry. One of an earlier term is not taken: no log holds an
+// entry behind those of a later term.
 func (l *log) apply(term uint64, logTime int64, records ...*recordv1.Record) []error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,6 +35,13 @@ func (l *log) apply(term uint64, logTime int64, records ...*recordv1.Record) []e
 	if err != nil {
 		l.t.Error(err)
 		return make([]error, len(records))
+	}
+	if term < l.term {
+		errs := make([]error, len(records))
+		for i := range errs {
+			errs[i] = entity.Errorf(entity.NotExecuted, "a later term has begun")
+		}
+		return errs
 	}
 	l.index++
 	results, err := l.store.Apply(l.index, term, data)

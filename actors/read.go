@@ -90,7 +90,7 @@ func (q *query) run(state proto.Message) (result proto.Message, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			q.rt.log.Error("a query panicked", errAttr(fmt.Errorf("%s: %v", q.ref, p)))
-			err = entity.Errorf(entity.HandlerPanic, "the query panicked")
+			err = entity.Errorf(entity.HandlerPanic, "the query panicked: see the log of node %s", q.rt.cfg.Node)
 		}
 	}()
 	result, err = q.handler.Call(nil, state, q.message)

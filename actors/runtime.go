@@ -59,8 +59,8 @@ func New(cfg Config) (*Runtime, error) {
 			return slog.New(quiet{log.Handler()})
 		})),
 		actors:   newDispatcher(),
-		healthy:  newSenders(cfg.Sends),
-		troubled: newSenders(cfg.Sends),
+		healthy:  newSenders(cfg.Shards, cfg.Sends),
+		troubled: newSenders(cfg.Shards, cfg.Sends),
 		quit:     make(chan struct{}),
 		shards:   map[uint32]*shard{},
 	}

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"writ/actors/entity"
+	"writ/internal/format"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
 	"writ/sharding"
@@ -219,7 +220,8 @@ func TestWhatCannotBeDecodedStopsTheStore(t *testing.T) {
 	entries := map[string][]byte{
 		"garbage":           []byte("\xff\xff\xff"),
 		"empty":             {},
-		"format 2":          mustMarshal(t, &recordv1.Entry{Format: 2, Records: []*recordv1.Record{good}}),
+		"newer format":      mustMarshal(t, &recordv1.Entry{Format: format.Max + 1, Records: []*recordv1.Record{good}}),
+		"too new a record":  mustMarshal(t, &recordv1.Entry{Format: format.Base, Records: []*recordv1.Record{{Epoch: 1, Term: 1, Body: &recordv1.Record_Note{Note: &recordv1.Note{}}}}}),
 		"format missing":    mustMarshal(t, &recordv1.Entry{Records: []*recordv1.Record{good}}),
 		"record of no kind": mustMarshal(t, &recordv1.Entry{Format: 1, Records: []*recordv1.Record{good, {Epoch: 1, Term: 1}}}),
 		"unknown field":     append(mustMarshal(t, &recordv1.Entry{Format: 1}), 0x78, 1),

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/format"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -150,7 +151,7 @@ func FuzzFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, at uint16, patch []byte) {
 		b := bytes.Clone(good)
 		copy(b[int(at)%len(b):], patch)
-		if c, err := readFile(bytes.NewReader(b), int64(len(b))); err == nil && c.head.Format == Format && bytes.Equal(b, good) && c.head.Index != 1 {
+		if c, err := readFile(bytes.NewReader(b), int64(len(b))); err == nil && c.head.Format == format.Base && bytes.Equal(b, good) && c.head.Index != 1 {
 			t.Error("the file was misread")
 		}
 	})

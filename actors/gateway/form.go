@@ -32,18 +32,15 @@ const (
 type form struct {
 	registry *entity.Registry
 	limits   Limits
-	kinds    string
 	commands map[string]string // kind → its commands, for texts
 	queries  map[string]string
 }
 
 func newForm(registry *entity.Registry, limits Limits) *form {
 	kinds := registry.Kinds()
-	slices.Sort(kinds)
 	f := &form{
 		registry: registry,
 		limits:   limits,
-		kinds:    list(kinds),
 		commands: make(map[string]string, len(kinds)),
 		queries:  make(map[string]string, len(kinds)),
 	}
@@ -158,9 +155,9 @@ func (f *form) entity(ref *writv1.EntityRef) (*entity.Definition, error) {
 	if ref == nil {
 		return nil, entity.Errorf(entity.Invalid, "the request names no entity: set entity.kind and entity.id")
 	}
-	def := f.registry.Kind(ref.GetKind())
-	if def == nil {
-		return nil, entity.Errorf(entity.Invalid, "kind %q is not registered; registered: %s", short(ref.GetKind(), 64), f.kinds)
+	def, err := f.registry.Find(ref.GetKind())
+	if err != nil {
+		return nil, err
 	}
 	if n := len(ref.GetId()); n == 0 || n > idBytes {
 		return nil, entity.Errorf(entity.Invalid, "entity.id must be 1 to %d bytes, has %d", idBytes, n)

@@ -30,6 +30,7 @@ type auditReport struct {
 	Ratio         float64  `json:"ratio"`
 	OutboxPending uint64   `json:"outbox_pending"`
 	Parked        uint64   `json:"parked"`
+	Paused        uint64   `json:"paused"`
 	Applied       uint64   `json:"applied"`
 	Phantoms      uint64   `json:"phantoms"`
 	Lost          uint64   `json:"lost"`
@@ -89,6 +90,10 @@ func (r *auditReport) print(w io.Writer) error {
 	}
 	_, err := fmt.Fprintf(w, "%s: effects %d ÷ keys %d = %.3f\nevents applied %d, pending %d, parked lanes %d, phantom %d, lost %d\nreplicas equal: %s\n",
 		verdict, r.Effects, r.Keys, r.Ratio, r.Applied, r.OutboxPending, r.Parked, r.Phantoms, r.Lost, equal)
+	if standing := r.Parked + r.Paused; standing > 0 {
+		fmt.Fprintf(w, "%s, %d parked and %d paused, and what waits there is not delivered: see node lanes list\n",
+			number(standing, "lane stands", "lanes stand"), r.Parked, r.Paused)
+	}
 	for _, f := range r.Findings {
 		fmt.Fprintln(w, "-", f)
 	}
@@ -96,6 +101,25 @@ func (r *auditReport) print(w io.Writer) error {
 		fmt.Fprintln(w, b)
 	}
 	return err
+}
+
+// number is a count with its noun.
+func number(n uint64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// countPaused counts the lanes that an operator has stopped; a shard's own audit
+// counts those that are parked.
+func (r *auditReport) countPaused(ctx context.Context, admin nodev1.AdminServiceClient) error {
+	return eachLane(ctx, admin, laneFilter{}, &nodev1.ListLanesRequest{ParkedOnly: true}, func(l foundLane) error {
+		if l.info.GetLane().GetStatus() == recordv1.Lane_PAUSED {
+			r.Paused++
+		}
+		return nil
+	})
 }
 
 // audit counts all shards. Effects and keys are taken of each shard at one log
@@ -137,6 +161,9 @@ func audit(ctx context.Context, admin nodev1.AdminServiceClient, wait time.Durat
 			return nil, fmt.Errorf("audit of shard %d: %w", s.GetShard(), err)
 		}
 		r.addShard(res)
+	}
+	if err := r.countPaused(ctx, admin); err != nil {
+		return nil, err
 	}
 	r.conclude()
 	return r, nil

@@ -13,12 +13,13 @@ import (
 
 // clusterCommand holds the verbs of operators for nodes and shards.
 type clusterCommand struct {
-	Status clusterStatusCommand `cmd:"" help:"One line on the cluster and one a node."`
-	Nodes  clusterNodesCommand  `cmd:"" help:"The registry: nodes, zones, states."`
-	Shards clusterShardsCommand `cmd:"" help:"Where the shards are and who leads them."`
-	Drain  clusterDrainCommand  `cmd:"" help:"Take leaderships and replicas off a node that keeps running."`
-	Remove clusterRemoveCommand `cmd:"" help:"Take a node out of the cluster for good."`
-	Move   clusterMoveCommand   `cmd:"" help:"Move one shard's replica from one node to another."`
+	Status  clusterStatusCommand  `cmd:"" help:"The cluster in one line, then its nodes, then its shards."`
+	Nodes   clusterNodesCommand   `cmd:"" help:"The registry: nodes, zones, states."`
+	Shards  clusterShardsCommand  `cmd:"" help:"Where the shards are and who leads them."`
+	Drain   clusterDrainCommand   `cmd:"" help:"Take leaderships off a node, and give it nothing new; it keeps running, with its replicas. Before a stop or a remove."`
+	Remove  clusterRemoveCommand  `cmd:"" help:"Take a node out of the cluster for good."`
+	Move    clusterMoveCommand    `cmd:"" help:"Move one shard's replica from one node to another."`
+	Upgrade clusterUpgradeCommand `cmd:"" help:"Let the cluster write the newest format that all nodes read; no node can go back to the version before."`
 }
 
 // statusFlags are common to the verbs that print.
@@ -50,8 +51,9 @@ func (c *clusterStatusCommand) Run(ctx context.Context, std streams) error {
 	if c.JSON {
 		return printMessage(std.out, s)
 	}
-	fmt.Fprintf(std.out, "cluster %s, %d nodes, %d shards, replication %d, meta leader %s (as %s sees it)\n\n",
+	fmt.Fprintf(std.out, "cluster %s, %d nodes, %d shards, replication %d, meta leader %s (as %s sees it)\n",
 		s.GetClusterId(), len(s.GetMeta().GetNodes()), len(s.GetMeta().GetShards()), s.GetMeta().GetReplication(), or(s.GetMetaLeader(), "unknown"), s.GetNode())
+	fmt.Fprintf(std.out, "%s\n\n", formatLine(s))
 	if err := printNodes(std.out, s); err != nil {
 		return err
 	}
@@ -113,11 +115,11 @@ func printNodes(w io.Writer, s *nodev1.StatusResponse) error {
 	}
 	sort.Strings(names)
 	table := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(table, "NODE\tSTATE\tALIVE\tZONE\tREPLICAS\tLEADS\tGRPC\tINCARNATION")
+	fmt.Fprintln(table, "NODE\tSTATE\tALIVE\tZONE\tREPLICAS\tLEADS\tFORMATS\tGRPC\tINCARNATION")
 	for _, name := range names {
 		n, m := s.GetMeta().GetNodes()[name], members[name]
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", name, strings.ToLower(n.GetState().String()), yesNo(m.GetAlive()),
-			or(n.GetZone(), "-"), replicas[name], leads[name], or(m.GetGrpc(), "-"), n.GetIncarnation())
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", name, strings.ToLower(n.GetState().String()), yesNo(m.GetAlive()),
+			or(n.GetZone(), "-"), replicas[name], leads[name], formatRange(n.GetFormatMax()), or(m.GetGrpc(), "-"), n.GetIncarnation())
 	}
 	return table.Flush()
 }
@@ -136,6 +138,9 @@ func printShards(w io.Writer, s *nodev1.StatusResponse) error {
 		}
 		sh := local[p.GetShard()]
 		state := or(sh.GetState(), "elsewhere")
+		if state == "serving" && sh.GetLeader() == "" {
+			state = "no leader" // the replica is fine, and serves nobody
+		}
 		if sh.GetReason() != "" {
 			state += ": " + sh.GetReason()
 		}

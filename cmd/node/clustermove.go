@@ -25,11 +25,10 @@ type clusterDrainCommand struct {
 
 // Run implements the subcommand.
 func (c *clusterDrainCommand) Run(ctx context.Context, std streams) error {
-	state := nodev1.NodeEntry_DRAINING
-	if c.Undo {
-		return c.order(ctx, std, c.Node, nodev1.NodeEntry_ACTIVE, nil)
+	if c.Undo { // done as soon as it is ordered: nothing is taken back by force
+		return c.order(ctx, std, c.Node, nodev1.NodeEntry_ACTIVE, func(*nodev1.StatusResponse) int { return 0 })
 	}
-	return c.order(ctx, std, c.Node, state, func(s *nodev1.StatusResponse) int { return leadsOf(s, c.Node) })
+	return c.order(ctx, std, c.Node, nodev1.NodeEntry_DRAINING, func(s *nodev1.StatusResponse) int { return leadsOf(s, c.Node) })
 }
 
 // clusterRemoveCommand takes a node out.
@@ -85,7 +84,7 @@ func (f waitFlags) order(ctx context.Context, std streams, node string, state no
 	if _, err := admin.SetNodeState(ctx, &nodev1.SetNodeStateRequest{Node: node, State: state}); err != nil {
 		return err
 	}
-	if left == nil || f.Wait == 0 {
+	if f.Wait == 0 {
 		fmt.Fprintln(std.out, "ordered")
 		return nil
 	}

@@ -15,20 +15,20 @@ import (
 const lineMax = 8 << 20
 
 // readCommandFile reads a JSON-lines file of commands and checks every line.
-func readCommandFile(path string) ([]commandLine, error) {
+func readCommandFile(types *messageTypes, path string) ([]commandLine, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("command file: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	lines, err := parseCommandLines(f)
+	lines, err := parseCommandLines(types, f)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return lines, nil
 }
 
-func parseCommandLines(r io.Reader) ([]commandLine, error) {
+func parseCommandLines(types *messageTypes, r io.Reader) ([]commandLine, error) {
 	var lines []commandLine
 	scan := bufio.NewScanner(r)
 	scan.Buffer(make([]byte, 64<<10), lineMax)
@@ -37,7 +37,7 @@ func parseCommandLines(r io.Reader) ([]commandLine, error) {
 		if len(text) == 0 {
 			continue
 		}
-		l, err := parseCommandLine(text)
+		l, err := parseCommandLine(types, text)
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w (nothing was sent)", n, err)
 		}
@@ -50,7 +50,7 @@ func parseCommandLines(r io.Reader) ([]commandLine, error) {
 	return lines, nil
 }
 
-func parseCommandLine(text []byte) (commandLine, error) {
+func parseCommandLine(types *messageTypes, text []byte) (commandLine, error) {
 	var raw struct {
 		Kind    string          `json:"kind"`
 		ID      string          `json:"id"`
@@ -72,7 +72,7 @@ func parseCommandLine(text []byte) (commandLine, error) {
 	case len(raw.Command) == 0:
 		return commandLine{}, fmt.Errorf(`"command" is missing`)
 	}
-	command, err := parseAny(raw.Command)
+	command, err := types.parseAny(raw.Command)
 	if err != nil {
 		return commandLine{}, fmt.Errorf(`"command": %w`, err)
 	}

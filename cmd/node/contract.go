@@ -31,7 +31,7 @@ type contractShowCommand struct {
 // Run implements the subcommand.
 func (c *contractShowCommand) Run(ctx context.Context, std streams) error {
 	var g *writv1.Guarantee
-	_, closeConn, err := c.connect(func(conn *grpc.ClientConn) (err error) {
+	_, closeConn, err := c.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 		g, err = writv1.NewGuaranteeServiceClient(conn).Get(ctx, &writv1.GetGuaranteeRequest{Local: c.Local})
 		return err
 	})
@@ -80,9 +80,9 @@ func printGuarantee(w io.Writer, g *writv1.Guarantee) {
 // contractSetCommand changes the contract.
 type contractSetCommand struct {
 	target       `embed:""`
-	Window       *time.Duration           `help:"How long idempotency keys are remembered at least."`
-	Kind         map[string]time.Duration `help:"The same for one kind, e.g. --kind account=48h; 0 takes the kind's own word away."`
-	RetryHorizon *time.Duration           `help:"For how long clients may retry one key."`
+	Window       *time.Duration    `help:"How long idempotency keys are remembered at least."`
+	Kind         map[string]string `placeholder:"KIND=DURATION" help:"The same for one kind, e.g. --kind account=48h; 0 takes the kind's own word away."`
+	RetryHorizon *time.Duration    `help:"For how long clients may retry one key."`
 }
 
 // Run implements the subcommand.
@@ -94,7 +94,11 @@ func (c *contractSetCommand) Run(ctx context.Context, std streams) error {
 	if c.RetryHorizon != nil {
 		req.RetryHorizon = new(int64(*c.RetryHorizon))
 	}
-	for kind, window := range c.Kind {
+	for kind, text := range c.Kind {
+		window, err := time.ParseDuration(text)
+		if err != nil || window < 0 {
+			return fmt.Errorf("--kind %s=%s: give a duration with its unit, e.g. %s=48h, 30m or 90s", kind, text, kind)
+		}
 		req.WindowByKind[kind] = int64(window)
 	}
 	if req.Window == nil && req.RetryHorizon == nil && len(req.GetWindowByKind()) == 0 {

@@ -77,11 +77,17 @@ func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error)
 		}
 		name = c.Event[:at]
 	}
-	kind, id, ok := strings.Cut(name, "/")
-	if !ok || kind == "" || id == "" {
+	what := "--entity"
+	switch {
+	case c.Event != "":
+		what = "the source of --event"
+	case c.Entity == "" && c.Key != "":
+		return nil, 0, errors.New("say on which entity the key was used: --entity KIND/ID --key KEY")
+	case c.Entity == "":
 		return nil, 0, errors.New("say what to explain: --entity KIND/ID, --entity KIND/ID --key KEY, or --event KIND/ID#N")
 	}
-	return &recordv1.Ref{Tenant: c.Tenant, Kind: kind, Id: id}, number, nil
+	ref, err = parseRef(what, c.Tenant, name)
+	return ref, number, err
 }
 
 func nameOf(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }

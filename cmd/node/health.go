@@ -2,10 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"strings"
 	"time"
+
+	"writ/actors/client"
 )
 
 // healthCommand asks a node whether it is ready; of use as a container's health
@@ -18,6 +23,9 @@ type healthCommand struct {
 
 // Run implements the subcommand.
 func (c *healthCommand) Run(ctx context.Context, std streams) error {
+	if err := client.CheckAddress(c.HTTP); err != nil {
+		return &usageError{fmt.Errorf("--http: %w", err)}
+	}
 	ctx, cancel := context.WithTimeout(ctx, max(c.Wait, 5*time.Second))
 	defer cancel()
 	tick := time.NewTicker(200 * time.Millisecond)
@@ -54,7 +62,13 @@ func (c *healthCommand) ask(ctx context.Context) (ok bool, text string, err erro
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return false, "", fmt.Errorf("no answer from %s: %w", c.HTTP, err)
+		if strings.Contains(err.Error(), "malformed HTTP") {
+			return false, "", fmt.Errorf("what answers at %s does not speak HTTP: is this a node's HTTP port? Its gRPC port is another one", c.HTTP)
+		}
+		if whole, ok := errors.AsType[*url.Error](err); ok { // its text repeats the request
+			err = whole.Err
+		}
+		return false, "", fmt.Errorf("no node answers at %s: %s", c.HTTP, words(err.Error(), c.HTTP))
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))

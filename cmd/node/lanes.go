@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -21,7 +22,7 @@ type lanesCommand struct {
 	Show   lanesShowCommand   `cmd:"" help:"Show one lane and its first rows."`
 	Replay lanesReplayCommand `cmd:"" help:"Start parked lanes again with their first row, in order; event ids stay as they are."`
 	Skip   lanesSkipCommand   `cmd:"" help:"Take the event out of the first row of parked or paused lanes, for good."`
-	Pause  lanesPauseCommand  `cmd:"" help:"Stop active lanes until they are resumed."`
+	Pause  lanesPauseCommand  `cmd:"" help:"Stop active lanes until they are resumed. A lane that begins later, of a source that emits its first event to the destination, is not stopped."`
 	Resume lanesResumeCommand `cmd:"" help:"Start paused lanes again."`
 }
 
@@ -37,11 +38,14 @@ type laneFilter struct {
 func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
 	out := &nodev1.LaneFilter{Tenant: f.Tenant, SourceKind: f.Kind, Reason: f.Reason}
 	if f.Entity != "" {
-		kind, id, ok := strings.Cut(f.Entity, "/")
-		if !ok || kind == "" || id == "" || (f.Kind != "" && f.Kind != kind) {
-			return nil, fmt.Errorf("--entity %q: write KIND/ID", f.Entity)
+		ref, err := parseRef("--entity", f.Tenant, f.Entity)
+		if err != nil {
+			return nil, err
 		}
-		out.SourceKind, out.SourceId = kind, id
+		if f.Kind != "" && f.Kind != ref.GetKind() {
+			return nil, fmt.Errorf("--entity %q is not of --kind %q: give one of them", f.Entity, f.Kind)
+		}
+		out.SourceKind, out.SourceId = ref.GetKind(), ref.GetId()
 	}
 	out.DestinationKind, out.DestinationId, _ = strings.Cut(f.Destination, "/")
 	return out, nil
@@ -49,6 +53,25 @@ func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
 
 // empty reports whether the filter picks every lane.
 func (f laneFilter) empty() bool { return f == laneFilter{} }
+
+// checkKinds refuses kinds that the node does not define. It is for filters that
+// pick nothing: lanes of a kind that a program lacks may well exist, and wait.
+func (f laneFilter) checkKinds(ctx context.Context, admin nodev1.AdminServiceClient) error {
+	filter, err := f.proto()
+	if err != nil {
+		return err
+	}
+	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, kind := range []string{filter.GetSourceKind(), filter.GetDestinationKind()} {
+		if known := status.GetKinds(); kind != "" && len(known) > 0 && !slices.Contains(known, kind) {
+			return fmt.Errorf("nothing passes the filter, and kind %q is not registered; registered: %s", kind, strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
 
 // foundLane is a lane that passed a filter.
 type foundLane struct {
@@ -63,11 +86,19 @@ func eachLane(ctx context.Context, admin nodev1.AdminServiceClient, f laneFilter
 	if err != nil {
 		return err
 	}
-	return eachShard(ctx, admin, func(shard uint32) error {
+	found := false
+	err = eachShard(ctx, admin, func(shard uint32) error {
 		which.Shard, which.Filter = shard, filter
 		stream, err := admin.ListLanes(ctx, which)
-		return drain(stream, err, func(l *nodev1.LaneInfo) error { return visit(foundLane{shard, l}) })
+		return drain(stream, err, func(l *nodev1.LaneInfo) error {
+			found = true
+			return visit(foundLane{shard, l})
+		})
 	})
+	if err != nil || found {
+		return err
+	}
+	return f.checkKinds(ctx, admin)
 }
 
 func eachShard(ctx context.Context, admin nodev1.AdminServiceClient, visit func(shard uint32) error) error {
@@ -131,7 +162,15 @@ type laneTable struct {
 	json  bool
 	lanes int
 	rows  uint64
+	// shown bounds the lines of the table, 0 does not; note stands in place of the
+	// reason.
+	shown int
+	note  string
 }
+
+// lanesShown is how many lanes a verb lists that changes all of them: the count
+// below the table is what a person looks for.
+const lanesShown = 20
 
 func newLaneTable(out io.Writer, json bool) *laneTable {
 	t := &laneTable{out: out, table: tabwriter.NewWriter(out, 0, 4, 2, ' ', 0), json: json}
@@ -148,20 +187,28 @@ func (t *laneTable) add(l foundLane) error {
 	if t.json {
 		return printLine(t.out, l.info)
 	}
+	if t.shown > 0 && t.lanes > t.shown {
+		return nil
+	}
 	_, err := fmt.Fprintf(t.table, "%d\t%s\t%s/%s\t%s/%s\t%d\t%s\t%d\t%s\n", l.shard, l.info.GetSource().GetTenant(),
 		l.info.GetSource().GetKind(), l.info.GetSource().GetId(), l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(),
-		lane.GetNumbered()-lane.GetConfirmed(), lane.GetStatus(), lane.GetAttempts(), lane.GetReason())
+		lane.GetNumbered()-lane.GetConfirmed(), lane.GetStatus(), lane.GetAttempts(), or(t.note, lane.GetReason()))
 	return err
 }
 
-func (t *laneTable) flush() error { return t.table.Flush() }
+func (t *laneTable) flush() error {
+	if more := t.lanes - t.shown; t.shown > 0 && more > 0 && !t.json {
+		fmt.Fprintf(t.table, "and %d more: see node lanes list\n", more)
+	}
+	return t.table.Flush()
+}
 
 // lanesShowCommand shows one lane.
 type lanesShowCommand struct {
 	target   `embed:""`
 	Tenant   string `default:"default" help:"Tenant of the lane."`
-	From     string `arg:"" placeholder:"KIND/ID" help:"Source, KIND/ID."`
-	To       string `arg:"" placeholder:"KIND/ID" help:"Destination, KIND/ID."`
+	From     string `arg:"" optional:"" placeholder:"KIND/ID" help:"Source, KIND/ID."`
+	To       string `arg:"" optional:"" placeholder:"KIND/ID" help:"Destination, KIND/ID."`
 	Limit    uint32 `default:"20" help:"At most so many rows."`
 	Payloads bool   `help:"Show the events' bytes, as JSON where their type is known."`
 	JSON     bool   `name:"json" help:"Print one JSON object."`
@@ -169,18 +216,15 @@ type lanesShowCommand struct {
 
 // Run implements the subcommand.
 func (c *lanesShowCommand) Run(ctx context.Context, std streams) error {
+	name, err := c.lane()
+	if err != nil {
+		return err
+	}
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeConn()
-	name := &nodev1.LaneName{}
-	if name.Source, err = parseRef(c.Tenant, c.From); err != nil {
-		return err
-	}
-	if name.Destination, err = parseRef(c.Tenant, c.To); err != nil {
-		return err
-	}
 	res, err := admin.ShowLane(ctx, &nodev1.ShowLaneRequest{Lane: name, Limit: c.Limit, Payloads: c.Payloads})
 	if err != nil {
 		return err
@@ -197,19 +241,36 @@ func (c *lanesShowCommand) Run(ctx context.Context, std streams) error {
 	if res.Applied != nil {
 		fmt.Fprintf(std.out, "the destination has applied %d\n", res.GetApplied())
 	}
+	types := c.types(ctx)
+	defer types.Close()
 	for _, row := range res.GetRows() {
 		fmt.Fprintln(std.out, rowLine(row, uint64(len(row.GetEvent().GetData()))))
 		if c.Payloads && row.GetEvent() != nil {
-			fmt.Fprintf(std.out, "    %s\n", payloadText(row.GetEvent()))
+			fmt.Fprintf(std.out, "    %s\n", types.payload(row.GetEvent()))
 		}
 	}
 	return nil
 }
 
-func parseRef(tenant, text string) (*recordv1.Ref, error) {
+// lane is the lane that is named.
+func (c *lanesShowCommand) lane() (name *nodev1.LaneName, err error) {
+	name = &nodev1.LaneName{}
+	if name.Source, err = parseRef("the source", c.Tenant, c.From); err != nil {
+		return nil, err
+	}
+	if c.To == "" {
+		return nil, fmt.Errorf("name the destination, too: node lanes show %s KIND/ID, e.g. %s statement/all", c.From, c.From)
+	}
+	name.Destination, err = parseRef("the destination", c.Tenant, c.To)
+	return name, err
+}
+
+// parseRef reads the name of an entity. what says where it stands: a flag, or the
+// place of an argument.
+func parseRef(what, tenant, text string) (*recordv1.Ref, error) {
 	kind, id, ok := strings.Cut(text, "/")
 	if !ok || kind == "" || id == "" {
-		return nil, fmt.Errorf("%q: write KIND/ID", text)
+		return nil, fmt.Errorf("%s %q: give KIND/ID, e.g. account/alice", what, text)
 	}
 	return &recordv1.Ref{Tenant: tenant, Kind: kind, Id: id}, nil
 }

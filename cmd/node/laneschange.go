@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc/status"
-
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -103,15 +101,19 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 		return err
 	}
 	table := newLaneTable(std.out, c.JSON)
+	table.shown = lanesShown
 	failed := 0
 	for _, l := range lanes {
 		if c.Yes {
-			if err := changeLane(ctx, admin, &l, steps(ctx, l)); err != nil {
-				failed++
-				fmt.Fprintf(std.err, "%s/%s to %s/%s: %s\n", l.info.GetSource().GetKind(), l.info.GetSource().GetId(),
-					l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(), status.Convert(err).Message())
+			list := steps(ctx, l)
+			if err := changeLane(ctx, admin, &l, list); err != nil {
+				if failed++; failed <= lanesShown {
+					fmt.Fprintf(std.err, "%s/%s to %s/%s: %v\n", l.info.GetSource().GetKind(), l.info.GetSource().GetId(),
+						l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(), err)
+				}
 				continue
 			}
+			table.note = skipNote(l, list)
 		}
 		if err := table.add(l); err != nil {
 			return err
@@ -122,13 +124,26 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 	}
 	switch {
 	case !c.Yes:
-		fmt.Fprintf(std.err, "would %s %d lanes with %d rows waiting; with --yes it is done\n", what, table.lanes, table.rows)
+		fmt.Fprintf(std.err, "would %s %s with %s waiting; with --yes it is done\n", what, number(uint64(table.lanes), "lane", "lanes"), number(table.rows, "row", "rows"))
 	case failed > 0:
 		return fmt.Errorf("%d of %d lanes were not changed", failed, len(lanes))
 	default:
-		fmt.Fprintf(std.err, "%s: %d lanes done\n", what, table.lanes)
+		fmt.Fprintf(std.err, "%s: %s done\n", what, number(uint64(table.lanes), "lane", "lanes"))
 	}
 	return nil
+}
+
+// skipNote tells what a lane that looks as before does not: that its first row has
+// lost its event. It is "" after any other change.
+func skipNote(l foundLane, done []*nodev1.ChangeLaneRequest) string {
+	if len(done) != 1 || done[0].GetVerb() != nodev1.ChangeLaneRequest_SKIP {
+		return ""
+	}
+	next := "replay"
+	if l.info.GetLane().GetStatus() == recordv1.Lane_PAUSED {
+		next = "resume"
+	}
+	return fmt.Sprintf("row %d skipped, %s to go on", done[0].GetSequence(), next)
 }
 
 // changeLane carries out steps on a lane and keeps what it is afterwards.

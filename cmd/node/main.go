@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -24,6 +25,8 @@ type commands struct {
 	Bench   benchCommand   `cmd:"" help:"Measure answers and deliveries; the figures count only if the audit passes."`
 	Cluster clusterCommand `cmd:"" help:"Show and change nodes and shards."`
 	Lanes   lanesCommand   `cmd:"" help:"List, show, replay, skip, pause and resume lanes of events."`
+	Timers  timersCommand  `cmd:"" help:"List timers."`
+	Crashes crashesCommand `cmd:"" help:"List what has ended processes, and let it run again."`
 	Outbox  outboxCommand  `cmd:"" help:"List events that are not confirmed yet."`
 
 	Contract contractCommand `cmd:"" help:"Show what the cluster promises and whether it holds, or change its values."`
@@ -31,12 +34,19 @@ type commands struct {
 
 	Health  healthCommand  `cmd:"" help:"Exit 0 if a node is ready, else say why not."`
 	Version versionCommand `cmd:"" help:"Print the version."`
+
+	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
 }
 
 // streams are where a subcommand writes: results to out, progress and logs to err.
 type streams struct {
 	out, err io.Writer
 }
+
+// usageError is a command line that does not parse.
+type usageError struct{ error }
+
+func (e *usageError) Unwrap() error { return e.error }
 
 // errSilent ends the process with status 1 when everything is said already.
 var errSilent = errors.New("")
@@ -45,18 +55,26 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], streams{out: os.Stdout, err: os.Stderr})
 	stop()
-	switch {
-	case err == nil:
-	case errors.Is(err, errSilent):
-		os.Exit(1)
-	default:
+	if err != nil && !errors.Is(err, errSilent) {
 		fmt.Fprintln(os.Stderr, "node:", err)
-		os.Exit(1)
+	}
+	os.Exit(exitStatus(err))
+}
+
+// exitStatus is 2 for a command line that does not parse, as usual, and 1 for
+// everything else that failed.
+func exitStatus(err error) int {
+	switch _, usage := errors.AsType[*usageError](err); {
+	case err == nil:
+		return 0
+	case usage:
+		return 2
+	default:
+		return 1
 	}
 }
 
-// run parses the arguments and runs one subcommand. Arguments that do not parse
-// end the process with status 2, as usual.
+// run parses the arguments and runs one subcommand.
 func run(ctx context.Context, args []string, std streams) error {
 	var root commands
 	parser, err := kong.New(&root,
@@ -66,13 +84,23 @@ func run(ctx context.Context, args []string, std streams) error {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(std),
+		kong.Vars{"version": versionText()},
 	)
 	if err != nil {
 		return fmt.Errorf("command line: %w", err)
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		parser.FatalIfErrorf(err)
+		return &usageError{fmt.Errorf("%w; see \"node %s--help\"", err, verbOf(err))}
 	}
-	return parsed.Run()
+	return inWords(parsed.Run(), "")
+}
+
+// verbOf is the subcommand whose arguments do not parse, with a space behind it.
+func verbOf(err error) string {
+	parse, ok := errors.AsType[*kong.ParseError](err)
+	if !ok || parse.Context == nil || parse.Context.Selected() == nil {
+		return ""
+	}
+	return strings.TrimPrefix(parse.Context.Selected().Path(), "node ") + " "
 }

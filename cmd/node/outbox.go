@@ -2,14 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
 	"time"
-
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
@@ -39,9 +33,11 @@ func (c *outboxListCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	return eachShard(ctx, admin, func(shard uint32) error {
+	found := false
+	err = eachShard(ctx, admin, func(shard uint32) error {
 		stream, err := admin.ListOutbox(ctx, &nodev1.ListOutboxRequest{Shard: shard, Filter: filter, Limit: c.Limit})
 		return drain(stream, err, func(r *nodev1.OutboxRow) error {
+			found = true
 			if c.JSON {
 				return printLine(std.out, r)
 			}
@@ -49,6 +45,10 @@ func (c *outboxListCommand) Run(ctx context.Context, std streams) error {
 			return err
 		})
 	})
+	if err != nil || found {
+		return err
+	}
+	return c.checkKinds(ctx, admin)
 }
 
 // rowLine describes a row in one line: its id, where it goes and how old it is.
@@ -64,19 +64,4 @@ func rowLine(row *recordv1.Row, bytes uint64) string {
 		row.GetSource().GetKind(), row.GetSource().GetId(), row.GetEpoch(), row.GetSequence(),
 		row.GetDestination().GetKind(), row.GetDestination().GetId(), row.GetLaneSequence(), event, row.GetHops(),
 		time.Since(time.Unix(0, row.GetAcceptedAt())).Round(time.Millisecond))
-}
-
-// payloadText is an event as JSON, or its bytes in base64 if its type is not
-// linked in.
-func payloadText(p *recordv1.Payload) string {
-	mt, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(p.GetType()))
-	if err == nil {
-		m := mt.New().Interface()
-		if proto.Unmarshal(p.GetData(), m) == nil {
-			if text, err := protojson.Marshal(m); err == nil {
-				return string(text)
-			}
-		}
-	}
-	return base64.StdEncoding.EncodeToString(p.GetData())
 }

@@ -39,14 +39,14 @@ type rejectionJSON struct {
 	Message string `json:"message"`
 }
 
-func outcomeJSON(o *client.Outcome) *submitResult {
-	return &submitResult{Reply: messageJSON(o.Reply), Replayed: o.Replayed, AcceptedAt: o.AcceptedAt, Version: o.Version, Attempts: o.Attempts}
+func outcomeJSON(types *messageTypes, o *client.Outcome) *submitResult {
+	return &submitResult{Reply: types.json(o.Reply), Replayed: o.Replayed, AcceptedAt: o.AcceptedAt, Version: o.Version, Attempts: o.Attempts}
 }
 
-func (k keyFlags) print(std streams, res *client.KeyOutcome) error {
+func (k keyFlags) print(std streams, types *messageTypes, res *client.KeyOutcome) error {
 	out := keyResult{State: res.State.String()}
 	if res.Outcome != nil {
-		out.Outcome = outcomeJSON(res.Outcome)
+		out.Outcome = outcomeJSON(types, res.Outcome)
 	}
 	if r := res.Rejected; r != nil {
 		out.Rejection = &rejectionJSON{Code: r.Code.String(), Reason: r.Reason, Message: r.Message}
@@ -81,7 +81,9 @@ func (c *outcomeCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	return c.print(std, res)
+	types := c.types(ctx)
+	defer types.Close()
+	return c.print(std, types, res)
 }
 
 // cancelCommand forbids a key.
@@ -101,5 +103,7 @@ func (c *cancelCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	return c.print(std, res)
+	types := c.types(ctx)
+	defer types.Close()
+	return c.print(std, types, res)
 }

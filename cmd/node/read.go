@@ -35,10 +35,12 @@ func (c *readCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
+	types := c.types(ctx)
+	defer types.Close()
 	if c.JSON {
-		return printJSON(std.out, readResult{State: messageJSON(res.State), Version: res.Version, LogIndex: res.LogIndex, AgeMS: float64(res.Age.Microseconds()) / 1e3})
+		return printJSON(std.out, readResult{State: types.json(res.State), Version: res.Version, LogIndex: res.LogIndex, AgeMS: float64(res.Age.Microseconds()) / 1e3})
 	}
-	if err := printMessage(std.out, res.State); err != nil {
+	if err := printJSON(std.out, types.json(res.State)); err != nil {
 		return err
 	}
 	fmt.Fprintf(std.err, "version %d\n", res.Version)

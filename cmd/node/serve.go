@@ -35,7 +35,7 @@ type serveCommand struct {
 type clusterFlags struct {
 	Cluster   string        `env:"WRIT_CLUSTER" help:"Name of the cluster: nodes of other names are not heard."`
 	GossipKey string        `env:"WRIT_GOSSIP_KEY" help:"Key that encrypts gossip, 16, 24 or 32 bytes in base64."`
-	Tokens    string        `env:"WRIT_TOKENS" type:"path" help:"JSON file that gives each bearer token its tenant; without it every caller is tenant \"default\"."`
+	Tokens    string        `env:"WRIT_TOKENS" type:"path" help:"JSON file of bearer tokens, {\"TOKEN\": \"TENANT\"} or, for operators, {\"TOKEN\": {\"tenant\": \"TENANT\", \"admin\": true}}; read at the start. Without it every caller is an operator of tenant \"default\"."`
 	Shards    uint32        `default:"8" env:"WRIT_SHARDS" help:"Number of shards; fixed when the cluster forms."`
 	Window    time.Duration `env:"WRIT_WINDOW" help:"How long idempotency keys are remembered at least; of a new cluster 24h unless given. Later it must be what the contract says, or be left out."`
 	RetryFor  time.Duration `name:"retry-horizon" env:"WRIT_RETRY_HORIZON" help:"For how long clients may retry one key, at most a window; of a new cluster 1m unless given. Later as --window."`
@@ -59,12 +59,17 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 			return fmt.Errorf("%s: %w", c.Limits, err)
 		}
 	}
+	level := slog.LevelInfo
+	if c.Verbose {
+		level = slog.LevelDebug
+	}
+	log := newLogger(std.err, c.ID, level)
 	n, err := node.Start(ctx, node.Config{
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
 		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
-		Logger: newLogger(std.err, c.ID, c.Verbose),
+		Logger: log,
 	})
 	if err != nil {
 		return err
@@ -75,14 +80,16 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	}
 	stopCtx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
-	return errors.Join(err, n.Stop(stopCtx))
+	stopErr := n.Stop(stopCtx)
+	if errors.Is(stopErr, node.ErrUnfinished) {
+		// Nothing is lost, so it is no failure: whoever has sent the signal goes on.
+		log.Warn("the process ends before everything is closed", slog.Any("reason", stopErr))
+		stopErr = nil
+	}
+	return errors.Join(err, stopErr)
 }
 
-func newLogger(w io.Writer, id string, verbose bool) *slog.Logger {
-	level := slog.LevelInfo
-	if verbose {
-		level = slog.LevelDebug
-	}
+func newLogger(w io.Writer, id string, level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})).With(slog.String("node", id))
 }
 

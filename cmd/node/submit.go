@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,8 +24,8 @@ type submitCommand struct {
 	ID      string        `name:"id" help:"Id of the entity."`
 	Key     string        `help:"Idempotency key. Retry with the same one; a new key is a new command."`
 	Command string        `placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
-	JSON    jsonFlag      `name:"json" placeholder:"[{...}]" help:"The command's fields; without a value: print the result as one JSON object."`
-	File    string        `type:"path" help:"Send each line of this file: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. Lines of one entity keep their order."`
+	JSON    jsonFlag      `name:"json" placeholder:"[{...}]" help:"With a value: the command's fields, e.g. --json '{\"amount_minor\":5}'. Alone: print the result as one JSON object. It may be given twice, once for each."`
+	File    string        `type:"path" help:"Send each line of this file instead: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. Lines of one entity keep their order."`
 	Clients int           `default:"64" help:"Commands in flight with --file."`
 	Timeout time.Duration `default:"60s" help:"How long to go on retrying one command."`
 }
@@ -47,15 +48,17 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	if body == "" {
 		body = "{}"
 	}
-	command, err := parseCommand(c.Command, body)
-	if err != nil {
-		return err
-	}
 	cl, closeClient, err := c.client()
 	if err != nil {
 		return err
 	}
 	defer closeClient()
+	types := c.types(ctx)
+	defer types.Close()
+	command, err := types.parseCommand(c.Command, body)
+	if err != nil {
+		return c.nameCommands(ctx, cl, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	out, err := cl.Submit(ctx, c.Kind, c.ID, c.Key, command, client.SubmitOptions{})
@@ -63,10 +66,10 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 		return err
 	}
 	if c.JSON.output {
-		return printJSON(std.out, outcomeJSON(out))
+		return printJSON(std.out, outcomeJSON(types, out))
 	}
 	if out.Reply != nil {
-		if err := printMessage(std.out, out.Reply); err != nil {
+		if err := printJSON(std.out, types.json(out.Reply)); err != nil {
 			return err
 		}
 	}
@@ -78,23 +81,50 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	return nil
 }
 
+// nameCommands has a node list the commands of the kind, for a name that nobody
+// knows. To ask what became of a key changes nothing.
+func (c *submitCommand) nameCommands(ctx context.Context, cl *client.Client, err error) error {
+	if !isUnknownType(err) {
+		return err
+	}
+	_, listed := cl.Outcome(ctx, c.Kind, c.ID, c.Key, c.Command)
+	if e, ok := errors.AsType[*client.Error](listed); ok && e.Reason == client.ReasonInvalid {
+		return listed
+	}
+	return err
+}
+
 // submitSummary is the result of a file of commands.
 type submitSummary struct {
-	Executed int64   `json:"executed"`
-	Replayed int64   `json:"replayed"`
-	Rejected int64   `json:"rejected"`
-	Failed   int64   `json:"failed"`
-	Retries  int64   `json:"retries"`
-	Seconds  float64 `json:"seconds"`
+	Executed int64 `json:"executed"`
+	Replayed int64 `json:"replayed"`
+	Rejected int64 `json:"rejected"`
+	// Failed are all commands without an outcome: Refused, which the same file
+	// never changes, Unknown, which may have been executed, and those for which
+	// the time was over.
+	Failed  int64   `json:"failed"`
+	Refused int64   `json:"refused"`
+	Unknown int64   `json:"unknown"`
+	Retries int64   `json:"retries"`
+	Seconds float64 `json:"seconds"`
 }
 
 func (c *submitCommand) runFile(ctx context.Context, std streams) error {
 	if c.Clients < 1 {
 		return errors.New("--clients must be at least 1")
 	}
+	for _, other := range []struct{ flag, value string }{
+		{"kind", c.Kind}, {"id", c.ID}, {"key", c.Key}, {"command", c.Command}, {"json '{...}'", c.JSON.body},
+	} {
+		if other.value != "" {
+			return fmt.Errorf("--%s does not go with --file: each line of the file says it for itself", other.flag)
+		}
+	}
 	// The whole file is read and checked first: a bad line is reported before
 	// anything is sent.
-	lines, err := readCommandFile(c.File)
+	types := c.types(ctx)
+	defer types.Close()
+	lines, err := readCommandFile(types, c.File)
 	if err != nil {
 		return err
 	}
@@ -119,10 +149,29 @@ func (c *submitCommand) runFile(ctx context.Context, std streams) error {
 		_, err = fmt.Fprintf(std.out, "executed %d, replayed %d, rejected %d, failed %d, retries %d, %.1f s\n",
 			sum.Executed, sum.Replayed, sum.Rejected, sum.Failed, sum.Retries, sum.Seconds)
 	}
-	if err == nil && sum.Failed > 0 {
-		err = fmt.Errorf("%d commands have no known outcome; run the same file again: keys that took effect are replayed", sum.Failed)
+	return errors.Join(err, sum.verdict())
+}
+
+// verdict says what to do about commands without an outcome; nil if there are none.
+func (s submitSummary) verdict() error {
+	var texts []string
+	if s.Refused > 0 {
+		texts = append(texts, fmt.Sprintf("%d refused, and not executed: mend them, the same lines will be refused again", s.Refused))
 	}
-	return err
+	again := make([]string, 0, 2)
+	if s.Unknown > 0 {
+		again = append(again, fmt.Sprintf("%d may have been executed", s.Unknown))
+	}
+	if late := s.Failed - s.Refused - s.Unknown; late > 0 {
+		again = append(again, fmt.Sprintf("%d not executed, their time was over", late))
+	}
+	if len(again) > 0 {
+		texts = append(texts, strings.Join(again, ", ")+": run the same file again, keys that took effect are replayed")
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d commands have no outcome: %s", s.Failed, strings.Join(texts, "; "))
 }
 
 // failuresShown bounds what is printed about single commands.
@@ -149,10 +198,16 @@ func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []com
 				err := submitLine(ctx, cl, l, c.Timeout, &sum)
 				if err != nil {
 					mu.Lock()
-					if len(failures) < failuresShown {
-						failures = append(failures, fmt.Sprintf("line %d, key %q: %v", l.number, l.key, err))
+					switch len(failures) {
+					case failuresShown:
+						failures = append(failures, "and more")
+					case failuresShown + 1:
+					default:
+						failures = append(failures, fmt.Sprintf("line %d, key %q: %v", l.number, l.key, inWords(err, "")))
 					}
 					mu.Unlock()
+				} else {
+					c.wait.over()
 				}
 				done()
 			}
@@ -162,7 +217,7 @@ func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []com
 	return sum, failures
 }
 
-// submitLine sends one line; it returns an error if the outcome is not known.
+// submitLine sends one line; it returns an error if there is no outcome.
 func submitLine(ctx context.Context, cl *client.Client, l commandLine, timeout time.Duration, sum *submitSummary) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -175,6 +230,12 @@ func submitLine(ctx context.Context, cl *client.Client, l commandLine, timeout t
 		return nil
 	case err != nil:
 		atomic.AddInt64(&sum.Failed, 1)
+		switch e, _ := errors.AsType[*client.Error](err); {
+		case client.IsUnknown(err):
+			atomic.AddInt64(&sum.Unknown, 1)
+		case e != nil && e.Err == nil: // a node has said so, and does not take it back
+			atomic.AddInt64(&sum.Refused, 1)
+		}
 		return err
 	}
 	atomic.AddInt64(&sum.Retries, int64(out.Attempts-1))

@@ -7,36 +7,53 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
-	"google.golang.org/protobuf/types/known/anypb"
 
 	"writ/actors/client"
 	nodev1 "writ/proto/writ/node/v1"
 
-	// The example's messages, so that --json and --file can name them.
+	// The example's messages are known without asking a node.
 	_ "writ/proto/writ/account/v1"
 )
 
 // target is the cluster that a subcommand talks to.
 type target struct {
-	Addr  []string `default:"127.0.0.1:7400" env:"WRIT_ADDR" help:"gRPC addresses of nodes; any one will do, several survive a dead one."`
+	Addr  []string `default:"127.0.0.1:7400" env:"WRIT_ADDR" help:"gRPC addresses of nodes, host:port; any one will do, several survive a dead one."`
 	Token string   `env:"WRIT_TOKEN" help:"Bearer token, where the cluster asks for one."`
+
+	wait *patience
 }
 
-func (t target) client() (*client.Client, func(), error) {
-	cl, err := client.New(client.Config{Addresses: t.Addr, Token: t.Token})
+// AfterApply checks the addresses before anything waits for an answer from them.
+func (t *target) AfterApply(std streams) error {
+	t.wait = newPatience(std.err)
+	for _, addr := range t.Addr {
+		if err := client.CheckAddress(addr); err != nil {
+			return fmt.Errorf("--addr: %w", err)
+		}
+	}
+	return nil
+}
+
+func (t *target) client() (*client.Client, func(), error) {
+	cl, err := client.New(client.Config{Addresses: t.Addr, Token: t.Token, Troubled: func(e *client.Error) {
+		t.wait.trouble(inWords(&client.Error{Message: e.Message, Address: e.Address}, ""))
+	}})
 	if err != nil {
 		return nil, nil, err
 	}
-	return cl, func() { _ = cl.Close() }, nil
+	return cl, func() {
+		t.wait.over()
+		_ = cl.Close()
+	}, nil
 }
 
 // entityFlags name one entity.
@@ -46,16 +63,27 @@ type entityFlags struct {
 }
 
 // adminRetries lets gRPC repeat an operator's call while a shard changes its
-// leader. All of them may be repeated: they read, or set what is to be.
+// leader. All of them may be repeated: they read, or set what is to be. The probes
+// of connect have a loop of their own.
 const adminRetries = `{"methodConfig": [{
+	"name": [{"service": "writ.node.v1.AdminService", "method": "Status"}]
+}, {
 	"name": [{"service": "writ.node.v1.AdminService"}],
 	"retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.2s", "maxBackoff": "2s", "backoffMultiplier": 2,
 		"retryableStatusCodes": ["UNAVAILABLE"]}
 }]}`
 
+const (
+	// connectFor is how long a verb waits for a node that answers, and probeFor how
+	// long for the answer of one of them.
+	connectFor   = 5 * time.Second
+	probeFor     = 5 * time.Second
+	connectPause = 250 * time.Millisecond
+)
+
 // admin connects to the first node that answers an operator's call.
-func (t target) admin(ctx context.Context) (nodev1.AdminServiceClient, func(), error) {
-	conn, closeConn, err := t.connect(func(conn *grpc.ClientConn) error {
+func (t *target) admin(ctx context.Context) (nodev1.AdminServiceClient, func(), error) {
+	conn, closeConn, err := t.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := nodev1.NewAdminServiceClient(conn).Status(ctx, &nodev1.StatusRequest{})
 		return err
 	})
@@ -65,26 +93,64 @@ func (t target) admin(ctx context.Context) (nodev1.AdminServiceClient, func(), e
 	return nodev1.NewAdminServiceClient(conn), closeConn, nil
 }
 
-// connect connects to the first node that passes a probe.
-func (t target) connect(probe func(*grpc.ClientConn) error) (*grpc.ClientConn, func(), error) {
-	var errs []error
-	for _, addr := range t.Addr {
-		conn, err := grpc.NewClient(addr,
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithNoProxy(),
-			grpc.WithDefaultServiceConfig(adminRetries),
-			grpc.WithUnaryInterceptor(bearerUnary(t.Token)),
-			grpc.WithStreamInterceptor(bearerStream(t.Token)))
-		if err != nil {
-			return nil, nil, fmt.Errorf("address %q: %w", addr, err)
+// connect connects to the first node that passes a probe. It goes round until one
+// does, until one answers what asking again does not change, or for connectFor.
+func (t *target) connect(ctx context.Context, probe func(context.Context, *grpc.ClientConn) error) (*grpc.ClientConn, func(), error) {
+	defer t.wait.over()
+	over := time.Now().Add(connectFor)
+	for {
+		var errs []error
+		other := 0
+		for _, addr := range t.Addr {
+			conn, err := t.dial(addr)
+			if err != nil {
+				return nil, nil, err
+			}
+			probeCtx, cancel := context.WithTimeout(ctx, probeFor)
+			err = probe(probeCtx, conn)
+			cancel()
+			if err == nil {
+				return conn, func() { _ = conn.Close() }, nil
+			}
+			_ = conn.Close()
+			if status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil {
+				err = &callError{text: fmt.Sprintf("no node answers at %s: nothing came within %v", addr, probeFor), err: err}
+			}
+			if !silent(err) && status.Code(err) != codes.Unavailable {
+				return nil, nil, err
+			}
+			if speaksOther(err) {
+				other++
+			}
+			errs = append(errs, err)
 		}
-		if err = probe(conn); err == nil {
-			return conn, func() { _ = conn.Close() }, nil
+		err := errors.Join(errs...)
+		if other == len(errs) || time.Now().After(over) {
+			return nil, nil, err
 		}
-		errs = append(errs, fmt.Errorf("%s: %w", addr, err))
-		_ = conn.Close()
+		t.wait.trouble(errs[0])
+		pause := time.NewTimer(connectPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, nil, err
+		}
 	}
-	return nil, nil, fmt.Errorf("no node answers: %w", errors.Join(errs...))
+}
+
+// dial prepares the connection of operators to a node.
+func (t *target) dial(addr string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("passthrough:///"+addr, // the dialer resolves names, at each dial
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy(),
+		grpc.WithDefaultServiceConfig(adminRetries),
+		grpc.WithChainUnaryInterceptor(wordsUnary(addr), bearerUnary(t.Token)),
+		grpc.WithChainStreamInterceptor(wordsStream(addr), bearerStream(t.Token)))
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", addr, err)
+	}
+	return conn, nil
 }
 
 func withBearer(ctx context.Context, token string) context.Context {
@@ -129,41 +195,9 @@ func (f *jsonFlag) Decode(ctx *kong.DecodeContext) error { //nolint:unparam // t
 // IsBool implements kong.BoolMapperValue: the flag may stand alone.
 func (f *jsonFlag) IsBool() bool { return true }
 
-// parseCommand makes a command from its type's full name and its JSON fields.
-func parseCommand(typeName, body string) (proto.Message, error) {
-	mt, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(typeName))
-	if err != nil {
-		return nil, fmt.Errorf("command type %q is not known to this program; use the full name, e.g. writ.account.v1.Deposit", typeName)
-	}
-	m := mt.New().Interface()
-	if err := protojson.Unmarshal([]byte(body), m); err != nil {
-		return nil, fmt.Errorf("command %s: %w", typeName, err)
-	}
-	return m, nil
-}
-
-// parseAny reads a command that carries its own "@type".
-func parseAny(body []byte) (proto.Message, error) {
-	var packed anypb.Any
-	if err := protojson.Unmarshal(body, &packed); err != nil {
-		return nil, err
-	}
-	return packed.UnmarshalNew()
-}
-
 // messageJSON is a message as JSON under its fields' own names, as they are
 // written in commands. Nil stays null.
-func messageJSON(m proto.Message) json.RawMessage {
-	if m == nil {
-		return nil
-	}
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
-	if err != nil {
-		// An Any whose type is not linked in.
-		text, _ = json.Marshal(err.Error())
-	}
-	return text
-}
+func messageJSON(m proto.Message) json.RawMessage { return toJSON(m, nil) }
 
 // printMessage writes a message as indented JSON.
 func printMessage(w io.Writer, m proto.Message) error { return printJSON(w, messageJSON(m)) }

@@ -42,6 +42,8 @@ const (
 	InFlightKey Safeguard = "key in flight"
 	// The first batch of a new epoch is not overtaken.
 	EpochAlone Safeguard = "first batch of an epoch"
+	// Entries are written in the active format.
+	ActiveFormat Safeguard = "active format"
 	// A refused event is counted through the log.
 	Attempt Safeguard = "attempts in the log"
 )
@@ -50,7 +52,7 @@ const (
 func All() []Safeguard {
 	return []Safeguard{
 		Term, Version, Lane, Applied, Key, SendBeforeMark, OutputGate, TermStart, ReadBarrier, IndexWithContent,
-		DropAtRestore, MonotonicTime, Sync, LogFloor, InFlightKey, EpochAlone, Attempt,
+		DropAtRestore, MonotonicTime, Sync, LogFloor, InFlightKey, EpochAlone, ActiveFormat, Attempt,
 	}
 }
 

@@ -20,6 +20,9 @@ func register(s *nodev1.MetaState, req *nodev1.RegisterRequest, alive bool) erro
 	if id := req.GetClusterId(); id != "" && id != s.GetClusterId() {
 		return entity.Errorf(entity.Denied, "node %s belongs to cluster %s and this is cluster %s", name, id, s.GetClusterId())
 	}
+	if active := activeFormat(s); formatMax(req.GetFormatMax()) < active {
+		return entity.Errorf(entity.Denied, "node %s reads formats up to %d and the cluster writes format %d: start a newer version of the program on it", name, formatMax(req.GetFormatMax()), active)
+	}
 	state := nodev1.NodeEntry_ACTIVE
 	old := s.GetNodes()[name]
 	switch {
@@ -100,6 +103,8 @@ func moveShard(s *nodev1.MetaState, req *nodev1.MoveShardRequest) error {
 	case find(req.GetTo()) >= 0 && (req.GetFrom() == "" || req.GetFrom() == place.GetPreferred()):
 		place.Preferred = req.GetTo()
 		return nil
+	case find(req.GetTo()) >= 0 && from < 0:
+		return nil // done before: its answer was lost
 	case find(req.GetTo()) >= 0:
 		return entity.Errorf(entity.Invalid, "node %s holds a replica of shard %d already", req.GetTo(), req.GetShard())
 	case from < 0:

@@ -37,6 +37,7 @@ var hunts = []hunt{
 	{mutant.Sync, "persistence/replica", "TestAcknowledgedEntriesSurviveAPowerCut"},
 	{mutant.LogFloor, "persistence/replica", "TestCutAtTheBeginningStopsAtTheFloor"},
 	{mutant.TermStart, "persistence/replica", "TestALeaseBeginsBehindWhatWasCommitted"},
+	{mutant.ActiveFormat, "persistence/replica", "TestEntriesAreOfTheActiveFormat"},
 	{mutant.SendBeforeMark, "actors", "TestTroubleCountsNoAttempt"},
 	{mutant.Attempt, "actors", "TestPoisonAmongGoodLanes"},
 	{mutant.EpochAlone, "actors", "TestFirstBatchOfAnEpochTravelsAlone"},

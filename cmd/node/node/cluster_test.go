@@ -111,7 +111,12 @@ func (c *testCluster) client() *client.Client {
 
 func (c *testCluster) admin() nodev1.AdminServiceClient {
 	c.t.Helper()
-	conn, err := grpc.NewClient(c.addresses()[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return c.adminOf(c.names[0])
+}
+
+func (c *testCluster) adminOf(name string) nodev1.AdminServiceClient {
+	c.t.Helper()
+	conn, err := grpc.NewClient(c.nodes[name].Addresses().GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"writ/actors/account"
 	"writ/actors/entity"
+	"writ/actors/gateway"
 )
 
 // Version is the version of this program.
@@ -139,7 +140,19 @@ func (c Config) Validate() error {
 	if _, err := c.gossipKey(); err != nil {
 		errs = append(errs, err)
 	}
+	if c.Tokens != "" && c.GossipKey == "" {
+		errs = append(errs, errors.New("tokens without a gossip key: give all nodes one (head -c 32 /dev/urandom | base64); they prove themselves to each other with it, and without it whoever reaches the gRPC port could speak as a node, for every tenant"))
+	}
 	return errors.Join(errs...)
+}
+
+// nodeSecret is what nodes show each other, nil without a gossip key.
+func (c Config) nodeSecret() (*gateway.NodeSecret, error) {
+	key, err := c.gossipKey()
+	if err != nil || key == nil {
+		return nil, err
+	}
+	return gateway.NewNodeSecret(key)
 }
 
 func (c Config) gossipKey() ([]byte, error) {

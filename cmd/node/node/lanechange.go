@@ -61,7 +61,9 @@ func (a *admin) laneOf(ctx context.Context, name *nodev1.LaneName) (p *parts, sh
 		return nil, shard, at, nil, err
 	}
 	if lane, err = p.host.Replica(shard).Store().Lane(at.Source, at.Destination); err == nil && lane == nil {
-		err = entity.Errorf(entity.Invalid, "there is no lane from %v to %v", at.Source, at.Destination)
+		if err = a.findKinds(at.Source.Kind, at.Destination.Kind); err == nil {
+			err = entity.Errorf(entity.Invalid, "there is no lane from %v to %v", at.Source, at.Destination)
+		}
 	}
 	return p, shard, at, lane, err
 }
@@ -203,7 +205,7 @@ func (a *admin) ListOutbox(req *nodev1.ListOutboxRequest, stream grpc.ServerStre
 	left = min(left, rowsMax)
 	store := p.host.Replica(req.GetShard()).Store()
 	for at := (persistence.Pair{}); left > 0; {
-		lanes, err := store.LanesAfter(at, pageRows)
+		lanes, err := store.LanesOf(persistence.OpenLanes, at, pageRows)
 		if err != nil || len(lanes) == 0 {
 			return gateway.ToStatus(err)
 		}

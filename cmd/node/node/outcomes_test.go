@@ -1,7 +1,9 @@
 package node_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,6 +26,7 @@ import (
 	nodev1 "writ/proto/writ/node/v1"
 	testingv1 "writ/proto/writ/testing/v1"
 	writv1 "writ/proto/writ/v1"
+	"writ/sharding"
 )
 
 // dial is a plain gRPC connection, without the retries of package client.
@@ -292,7 +295,8 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	acts := newActing()
-	c := newCluster(t, 1, func(cfg *node.Config) { acts.conf(cfg); cfg.Tokens = tokens })
+	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{7}, 32))
+	c := newCluster(t, 3, func(cfg *node.Config) { acts.conf(cfg); cfg.Tokens, cfg.GossipKey = tokens, key })
 	conn := c.dial("n1")
 	cl := writv1.NewEntityServiceClient(conn)
 	as := func(token string) context.Context {
@@ -320,6 +324,21 @@ func TestCredentials(t *testing.T) {
 	}
 	if g, err := writv1.NewGuaranteeServiceClient(conn).Get(as("token-a"), &writv1.GetGuaranteeRequest{}); err != nil || len(g.GetClauses()) != 5 {
 		t.Errorf("guarantee with a client's token: %v, %v", g, err)
+	}
+	// The service between nodes takes the tenant from the request: no token opens
+	// it, nor does the knowledge of the cluster's id.
+	st, err := nodev1.NewAdminServiceClient(conn).Status(as("token-o"), &nodev1.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward := &nodev1.ForwardRequest{
+		ClusterId: st.GetClusterId(), Shard: sharding.Locate(4, entity.Ref{Tenant: "other", Kind: "actor", ID: "a"}), Tenant: "other",
+		Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{Entity: req.GetEntity()}},
+	}
+	for _, token := range []string{"token-a", "token-o"} {
+		if _, err := nodev1.NewNodeServiceClient(conn).Forward(as(token), forward); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("as a node, with %s: %v", token, err)
+		}
 	}
 }
 

@@ -139,7 +139,7 @@ func (x Outcome_Decision) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Outcome_Decision.Descriptor instead.
 func (Outcome_Decision) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{11, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type Lane_Status int32
@@ -188,7 +188,7 @@ func (x Lane_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Lane_Status.Descriptor instead.
 func (Lane_Status) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22, 0}
 }
 
 // CatchUp says what becomes of the times that a timer has missed.
@@ -239,7 +239,7 @@ func (x Timer_CatchUp) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Timer_CatchUp.Descriptor instead.
 func (Timer_CatchUp) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23, 0}
 }
 
 // Ref names an entity. The tenant is part of the identity everywhere.
@@ -553,8 +553,10 @@ func (x *Row) GetTrace() string {
 
 // Entry is the content of one Raft log entry.
 type Entry struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Format uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cluster's active format as the leader knew it. What is newer than the
+	// reader stops the replica.
+	Format uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
 	// Log time of the proposal, nanoseconds. Never falls along the log.
 	LogTime       int64     `protobuf:"varint,2,opt,name=log_time,json=logTime,proto3" json:"log_time,omitempty"`
 	Records       []*Record `protobuf:"bytes,3,rep,name=records,proto3" json:"records,omitempty"`
@@ -626,6 +628,7 @@ type Record struct {
 	//	*Record_Lane
 	//	*Record_Expire
 	//	*Record_Checkpoint
+	//	*Record_Note
 	Body          isRecord_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -727,6 +730,15 @@ func (x *Record) GetCheckpoint() *Checkpoint {
 	return nil
 }
 
+func (x *Record) GetNote() *Note {
+	if x != nil {
+		if x, ok := x.Body.(*Record_Note); ok {
+			return x.Note
+		}
+	}
+	return nil
+}
+
 type isRecord_Body interface {
 	isRecord_Body()
 }
@@ -751,6 +763,11 @@ type Record_Checkpoint struct {
 	Checkpoint *Checkpoint `protobuf:"bytes,7,opt,name=checkpoint,proto3,oneof"`
 }
 
+type Record_Note struct {
+	// Far from the others: no release writes it.
+	Note *Note `protobuf:"bytes,15,opt,name=note,proto3,oneof"`
+}
+
 func (*Record_TermStart) isRecord_Body() {}
 
 func (*Record_Commit) isRecord_Body() {}
@@ -760,6 +777,8 @@ func (*Record_Lane) isRecord_Body() {}
 func (*Record_Expire) isRecord_Body() {}
 
 func (*Record_Checkpoint) isRecord_Body() {}
+
+func (*Record_Note) isRecord_Body() {}
 
 // TermStart opens a leader's term. Its own term field is 0: the lease takes the
 // term of the log entry that carries it.
@@ -870,6 +889,53 @@ func (x *Checkpoint) GetAudit() string {
 	return ""
 }
 
+// Note has no effect. It stands for what the next format will bring: only a
+// program built with the tag "next" writes it, and only in a format that no
+// release has, so that rolling upgrades are tested before there is one.
+type Note struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Note) Reset() {
+	*x = Note{}
+	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Note) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Note) ProtoMessage() {}
+
+func (x *Note) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Note.ProtoReflect.Descriptor instead.
+func (*Note) Descriptor() ([]byte, []int) {
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Note) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // Mutation changes one value. In format 1 only STATE and TIMERS of the record's
 // own entity can be changed; sub-key "" of STATE is the entity's state.
 type Mutation struct {
@@ -886,7 +952,7 @@ type Mutation struct {
 
 func (x *Mutation) Reset() {
 	*x = Mutation{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	mi := &file_writ_record_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +964,7 @@ func (x *Mutation) String() string {
 func (*Mutation) ProtoMessage() {}
 
 func (x *Mutation) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	mi := &file_writ_record_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +977,7 @@ func (x *Mutation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mutation.ProtoReflect.Descriptor instead.
 func (*Mutation) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{8}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Mutation) GetBucket() Bucket {
@@ -970,7 +1036,7 @@ type Commit struct {
 
 func (x *Commit) Reset() {
 	*x = Commit{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[9]
+	mi := &file_writ_record_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1048,7 @@ func (x *Commit) String() string {
 func (*Commit) ProtoMessage() {}
 
 func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[9]
+	mi := &file_writ_record_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1061,7 @@ func (x *Commit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit.ProtoReflect.Descriptor instead.
 func (*Commit) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{9}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Commit) GetEntity() *Ref {
@@ -1072,7 +1138,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[10]
+	mi := &file_writ_record_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1150,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[10]
+	mi := &file_writ_record_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1163,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{10}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Key) GetCommandType() string {
@@ -1159,7 +1225,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[11]
+	mi := &file_writ_record_v1_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1237,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[11]
+	mi := &file_writ_record_v1_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1250,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{11}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Outcome) GetDecision() Outcome_Decision {
@@ -1243,7 +1309,7 @@ type AppliedMark struct {
 
 func (x *AppliedMark) Reset() {
 	*x = AppliedMark{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	mi := &file_writ_record_v1_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1321,7 @@ func (x *AppliedMark) String() string {
 func (*AppliedMark) ProtoMessage() {}
 
 func (x *AppliedMark) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	mi := &file_writ_record_v1_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1334,7 @@ func (x *AppliedMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedMark.ProtoReflect.Descriptor instead.
 func (*AppliedMark) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AppliedMark) GetSource() *Ref {
@@ -1320,7 +1386,7 @@ type LaneUpdate struct {
 
 func (x *LaneUpdate) Reset() {
 	*x = LaneUpdate{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	mi := &file_writ_record_v1_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1398,7 @@ func (x *LaneUpdate) String() string {
 func (*LaneUpdate) ProtoMessage() {}
 
 func (x *LaneUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	mi := &file_writ_record_v1_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1411,7 @@ func (x *LaneUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneUpdate.ProtoReflect.Descriptor instead.
 func (*LaneUpdate) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{13}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LaneUpdate) GetSource() *Ref {
@@ -1480,7 +1546,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[14]
+	mi := &file_writ_record_v1_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1558,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[14]
+	mi := &file_writ_record_v1_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1571,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{14}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Attempt) GetLaneSequence() uint64 {
@@ -1540,7 +1606,7 @@ type Park struct {
 
 func (x *Park) Reset() {
 	*x = Park{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[15]
+	mi := &file_writ_record_v1_record_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1618,7 @@ func (x *Park) String() string {
 func (*Park) ProtoMessage() {}
 
 func (x *Park) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[15]
+	mi := &file_writ_record_v1_record_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1631,7 @@ func (x *Park) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Park.ProtoReflect.Descriptor instead.
 func (*Park) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{15}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Park) GetLaneSequence() uint64 {
@@ -1592,7 +1658,7 @@ type Pause struct {
 
 func (x *Pause) Reset() {
 	*x = Pause{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[16]
+	mi := &file_writ_record_v1_record_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +1670,7 @@ func (x *Pause) String() string {
 func (*Pause) ProtoMessage() {}
 
 func (x *Pause) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[16]
+	mi := &file_writ_record_v1_record_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +1683,7 @@ func (x *Pause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pause.ProtoReflect.Descriptor instead.
 func (*Pause) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{16}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Pause) GetReason() string {
@@ -1638,7 +1704,7 @@ type Expire struct {
 
 func (x *Expire) Reset() {
 	*x = Expire{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[17]
+	mi := &file_writ_record_v1_record_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1716,7 @@ func (x *Expire) String() string {
 func (*Expire) ProtoMessage() {}
 
 func (x *Expire) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[17]
+	mi := &file_writ_record_v1_record_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1729,7 @@ func (x *Expire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Expire.ProtoReflect.Descriptor instead.
 func (*Expire) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{17}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Expire) GetThroughGeneration() uint64 {
@@ -1689,7 +1755,7 @@ type EntityRecord struct {
 
 func (x *EntityRecord) Reset() {
 	*x = EntityRecord{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[18]
+	mi := &file_writ_record_v1_record_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +1767,7 @@ func (x *EntityRecord) String() string {
 func (*EntityRecord) ProtoMessage() {}
 
 func (x *EntityRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[18]
+	mi := &file_writ_record_v1_record_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +1780,7 @@ func (x *EntityRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntityRecord.ProtoReflect.Descriptor instead.
 func (*EntityRecord) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{18}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EntityRecord) GetVersion() uint64 {
@@ -1763,7 +1829,7 @@ type KeyRecord struct {
 
 func (x *KeyRecord) Reset() {
 	*x = KeyRecord{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[19]
+	mi := &file_writ_record_v1_record_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1775,7 +1841,7 @@ func (x *KeyRecord) String() string {
 func (*KeyRecord) ProtoMessage() {}
 
 func (x *KeyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[19]
+	mi := &file_writ_record_v1_record_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1788,7 +1854,7 @@ func (x *KeyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRecord.ProtoReflect.Descriptor instead.
 func (*KeyRecord) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{19}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KeyRecord) GetKey() *Key {
@@ -1818,7 +1884,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[20]
+	mi := &file_writ_record_v1_record_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +1896,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[20]
+	mi := &file_writ_record_v1_record_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +1909,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{20}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Applied) GetEpoch() uint64 {
@@ -1886,7 +1952,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[21]
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +1964,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[21]
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +1977,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Lane) GetNumbered() uint64 {
@@ -1986,7 +2052,7 @@ type Timer struct {
 
 func (x *Timer) Reset() {
 	*x = Timer{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2064,7 @@ func (x *Timer) String() string {
 func (*Timer) ProtoMessage() {}
 
 func (x *Timer) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2077,7 @@ func (x *Timer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timer.ProtoReflect.Descriptor instead.
 func (*Timer) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Timer) GetSet() uint64 {
@@ -2093,10 +2159,11 @@ func (x *Timer) GetTrace() string {
 
 // ShardMeta is the head of a shard file.
 type ShardMeta struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Format    uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
-	ClusterId string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Shard     uint32                 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Newest format of the entries whose effects are in this file.
+	Format    uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
+	ClusterId string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Shard     uint32 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
 	// Hash range, both ends included.
 	RangeFirst        uint64 `protobuf:"varint,4,opt,name=range_first,json=rangeFirst,proto3" json:"range_first,omitempty"`
 	RangeLast         uint64 `protobuf:"varint,5,opt,name=range_last,json=rangeLast,proto3" json:"range_last,omitempty"`
@@ -2123,7 +2190,7 @@ type ShardMeta struct {
 
 func (x *ShardMeta) Reset() {
 	*x = ShardMeta{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2202,7 @@ func (x *ShardMeta) String() string {
 func (*ShardMeta) ProtoMessage() {}
 
 func (x *ShardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2215,7 @@ func (x *ShardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardMeta.ProtoReflect.Descriptor instead.
 func (*ShardMeta) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ShardMeta) GetFormat() uint32 {
@@ -2293,7 +2360,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2372,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2385,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Counters) GetChanges() uint64 {
@@ -2404,7 +2471,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[25]
+	mi := &file_writ_record_v1_record_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2483,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[25]
+	mi := &file_writ_record_v1_record_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2496,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{25}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Generation) GetKeys() uint64 {
@@ -2486,7 +2553,7 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x05Entry\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x19\n" +
 	"\blog_time\x18\x02 \x01(\x03R\alogTime\x120\n" +
-	"\arecords\x18\x03 \x03(\v2\x16.writ.record.v1.RecordR\arecords\"\xca\x02\n" +
+	"\arecords\x18\x03 \x03(\v2\x16.writ.record.v1.RecordR\arecords\"\xf6\x02\n" +
 	"\x06Record\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12:\n" +
@@ -2497,7 +2564,8 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x06expire\x18\x06 \x01(\v2\x16.writ.record.v1.ExpireH\x00R\x06expire\x12<\n" +
 	"\n" +
 	"checkpoint\x18\a \x01(\v2\x1a.writ.record.v1.CheckpointH\x00R\n" +
-	"checkpointB\x06\n" +
+	"checkpoint\x12*\n" +
+	"\x04note\x18\x0f \x01(\v2\x14.writ.record.v1.NoteH\x00R\x04noteB\x06\n" +
 	"\x04body\"R\n" +
 	"\tTermStart\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
@@ -2506,7 +2574,9 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x04hash\x18\x03 \x01(\fR\x04hash\"\"\n" +
 	"\n" +
 	"Checkpoint\x12\x14\n" +
-	"\x05audit\x18\x01 \x01(\tR\x05audit\"\xc6\x01\n" +
+	"\x05audit\x18\x01 \x01(\tR\x05audit\"\x1a\n" +
+	"\x04Note\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\xc6\x01\n" +
 	"\bMutation\x12.\n" +
 	"\x06bucket\x18\x01 \x01(\x0e2\x16.writ.record.v1.BucketR\x06bucket\x12+\n" +
 	"\x06entity\x18\x02 \x01(\v2\x13.writ.record.v1.RefR\x06entity\x12\x16\n" +
@@ -2679,7 +2749,7 @@ func file_writ_record_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_record_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_writ_record_v1_record_proto_goTypes = []any{
 	(Bucket)(0),           // 0: writ.record.v1.Bucket
 	(Outcome_Decision)(0), // 1: writ.record.v1.Outcome.Decision
@@ -2693,24 +2763,25 @@ var file_writ_record_v1_record_proto_goTypes = []any{
 	(*Record)(nil),        // 9: writ.record.v1.Record
 	(*TermStart)(nil),     // 10: writ.record.v1.TermStart
 	(*Checkpoint)(nil),    // 11: writ.record.v1.Checkpoint
-	(*Mutation)(nil),      // 12: writ.record.v1.Mutation
-	(*Commit)(nil),        // 13: writ.record.v1.Commit
-	(*Key)(nil),           // 14: writ.record.v1.Key
-	(*Outcome)(nil),       // 15: writ.record.v1.Outcome
-	(*AppliedMark)(nil),   // 16: writ.record.v1.AppliedMark
-	(*LaneUpdate)(nil),    // 17: writ.record.v1.LaneUpdate
-	(*Attempt)(nil),       // 18: writ.record.v1.Attempt
-	(*Park)(nil),          // 19: writ.record.v1.Park
-	(*Pause)(nil),         // 20: writ.record.v1.Pause
-	(*Expire)(nil),        // 21: writ.record.v1.Expire
-	(*EntityRecord)(nil),  // 22: writ.record.v1.EntityRecord
-	(*KeyRecord)(nil),     // 23: writ.record.v1.KeyRecord
-	(*Applied)(nil),       // 24: writ.record.v1.Applied
-	(*Lane)(nil),          // 25: writ.record.v1.Lane
-	(*Timer)(nil),         // 26: writ.record.v1.Timer
-	(*ShardMeta)(nil),     // 27: writ.record.v1.ShardMeta
-	(*Counters)(nil),      // 28: writ.record.v1.Counters
-	(*Generation)(nil),    // 29: writ.record.v1.Generation
+	(*Note)(nil),          // 12: writ.record.v1.Note
+	(*Mutation)(nil),      // 13: writ.record.v1.Mutation
+	(*Commit)(nil),        // 14: writ.record.v1.Commit
+	(*Key)(nil),           // 15: writ.record.v1.Key
+	(*Outcome)(nil),       // 16: writ.record.v1.Outcome
+	(*AppliedMark)(nil),   // 17: writ.record.v1.AppliedMark
+	(*LaneUpdate)(nil),    // 18: writ.record.v1.LaneUpdate
+	(*Attempt)(nil),       // 19: writ.record.v1.Attempt
+	(*Park)(nil),          // 20: writ.record.v1.Park
+	(*Pause)(nil),         // 21: writ.record.v1.Pause
+	(*Expire)(nil),        // 22: writ.record.v1.Expire
+	(*EntityRecord)(nil),  // 23: writ.record.v1.EntityRecord
+	(*KeyRecord)(nil),     // 24: writ.record.v1.KeyRecord
+	(*Applied)(nil),       // 25: writ.record.v1.Applied
+	(*Lane)(nil),          // 26: writ.record.v1.Lane
+	(*Timer)(nil),         // 27: writ.record.v1.Timer
+	(*ShardMeta)(nil),     // 28: writ.record.v1.ShardMeta
+	(*Counters)(nil),      // 29: writ.record.v1.Counters
+	(*Generation)(nil),    // 30: writ.record.v1.Generation
 }
 var file_writ_record_v1_record_proto_depIdxs = []int32{
 	4,  // 0: writ.record.v1.EventId.source:type_name -> writ.record.v1.Ref
@@ -2720,40 +2791,41 @@ var file_writ_record_v1_record_proto_depIdxs = []int32{
 	6,  // 4: writ.record.v1.Row.parent:type_name -> writ.record.v1.EventId
 	9,  // 5: writ.record.v1.Entry.records:type_name -> writ.record.v1.Record
 	10, // 6: writ.record.v1.Record.term_start:type_name -> writ.record.v1.TermStart
-	13, // 7: writ.record.v1.Record.commit:type_name -> writ.record.v1.Commit
-	17, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
-	21, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
+	14, // 7: writ.record.v1.Record.commit:type_name -> writ.record.v1.Commit
+	18, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
+	22, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
 	11, // 10: writ.record.v1.Record.checkpoint:type_name -> writ.record.v1.Checkpoint
-	0,  // 11: writ.record.v1.Mutation.bucket:type_name -> writ.record.v1.Bucket
-	4,  // 12: writ.record.v1.Mutation.entity:type_name -> writ.record.v1.Ref
-	5,  // 13: writ.record.v1.Mutation.value:type_name -> writ.record.v1.Payload
-	4,  // 14: writ.record.v1.Commit.entity:type_name -> writ.record.v1.Ref
-	12, // 15: writ.record.v1.Commit.mutations:type_name -> writ.record.v1.Mutation
-	14, // 16: writ.record.v1.Commit.key:type_name -> writ.record.v1.Key
-	15, // 17: writ.record.v1.Commit.outcome:type_name -> writ.record.v1.Outcome
-	7,  // 18: writ.record.v1.Commit.rows:type_name -> writ.record.v1.Row
-	16, // 19: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
-	1,  // 20: writ.record.v1.Outcome.decision:type_name -> writ.record.v1.Outcome.Decision
-	5,  // 21: writ.record.v1.Outcome.reply:type_name -> writ.record.v1.Payload
-	4,  // 22: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
-	4,  // 23: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
-	4,  // 24: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
-	18, // 25: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
-	19, // 26: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
-	20, // 27: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
-	5,  // 28: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
-	14, // 29: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
-	15, // 30: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
-	2,  // 31: writ.record.v1.Lane.status:type_name -> writ.record.v1.Lane.Status
-	5,  // 32: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
-	4,  // 33: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
-	3,  // 34: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
-	28, // 35: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	12, // 11: writ.record.v1.Record.note:type_name -> writ.record.v1.Note
+	0,  // 12: writ.record.v1.Mutation.bucket:type_name -> writ.record.v1.Bucket
+	4,  // 13: writ.record.v1.Mutation.entity:type_name -> writ.record.v1.Ref
+	5,  // 14: writ.record.v1.Mutation.value:type_name -> writ.record.v1.Payload
+	4,  // 15: writ.record.v1.Commit.entity:type_name -> writ.record.v1.Ref
+	13, // 16: writ.record.v1.Commit.mutations:type_name -> writ.record.v1.Mutation
+	15, // 17: writ.record.v1.Commit.key:type_name -> writ.record.v1.Key
+	16, // 18: writ.record.v1.Commit.outcome:type_name -> writ.record.v1.Outcome
+	7,  // 19: writ.record.v1.Commit.rows:type_name -> writ.record.v1.Row
+	17, // 20: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
+	1,  // 21: writ.record.v1.Outcome.decision:type_name -> writ.record.v1.Outcome.Decision
+	5,  // 22: writ.record.v1.Outcome.reply:type_name -> writ.record.v1.Payload
+	4,  // 23: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
+	4,  // 24: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
+	4,  // 25: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
+	19, // 26: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
+	20, // 27: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
+	21, // 28: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
+	5,  // 29: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
+	15, // 30: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
+	16, // 31: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
+	2,  // 32: writ.record.v1.Lane.status:type_name -> writ.record.v1.Lane.Status
+	5,  // 33: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
+	4,  // 34: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
+	3,  // 35: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
+	29, // 36: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_writ_record_v1_record_proto_init() }
@@ -2767,8 +2839,9 @@ func file_writ_record_v1_record_proto_init() {
 		(*Record_Lane)(nil),
 		(*Record_Expire)(nil),
 		(*Record_Checkpoint)(nil),
+		(*Record_Note)(nil),
 	}
-	file_writ_record_v1_record_proto_msgTypes[13].OneofWrappers = []any{
+	file_writ_record_v1_record_proto_msgTypes[14].OneofWrappers = []any{
 		(*LaneUpdate_Confirm)(nil),
 		(*LaneUpdate_Attempt)(nil),
 		(*LaneUpdate_Park)(nil),
@@ -2782,7 +2855,7 @@ func file_writ_record_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_record_v1_record_proto_rawDesc), len(file_writ_record_v1_record_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
