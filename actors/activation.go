@@ -143,7 +143,7 @@ func (a *activation) load() error {
 	if a.sequence == 0 {
 		return nil // has never emitted: no lanes
 	}
-	lanes, err := a.shard.store.Lanes(a.ref)
+	lanes, err := a.shard.store.WaitingLanes(a.ref)
 	if err != nil {
 		return fmt.Errorf("read lanes: %w", err)
 	}

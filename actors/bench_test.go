@@ -25,7 +25,7 @@ func (empty) Entity(entity.Ref) (*recordv1.EntityRecord, error) { return nil, ni
 
 func (empty) Key(entity.Ref, string, []byte) (*recordv1.KeyRecord, error) { return nil, nil }
 
-func (empty) Lanes(entity.Ref) (map[entity.Ref]*recordv1.Lane, error) { return nil, nil }
+func (empty) WaitingLanes(entity.Ref) (map[entity.Ref]*recordv1.Lane, error) { return nil, nil }
 
 func (empty) PendingSources(entity.Ref, int) ([]entity.Ref, error) { return nil, nil }
 

@@ -185,15 +185,19 @@ func (a *activation) compose(d *decision, from origin) (*recordv1.Commit, error)
 	if len(d.emitted) > limits.Rows {
 		return nil, tooLarge("rows", len(d.emitted), limits.Rows)
 	}
-	lanes := map[entity.Ref]uint64{}
+	numbered := map[entity.Ref]uint64{}
 	for i, e := range d.emitted {
 		row, err := a.row(e, from)
 		if err != nil {
 			return nil, err
 		}
-		lanes[e.To]++
-		row.Sequence = a.sequence + uint64(i) + 1
-		row.LaneSequence = a.out.numbered(e.To) + lanes[e.To]
+		if _, known := numbered[e.To]; !known {
+			if numbered[e.To], err = a.numbered(e.To); err != nil {
+				return nil, err
+			}
+		}
+		numbered[e.To]++
+		row.Sequence, row.LaneSequence = a.sequence+uint64(i)+1, numbered[e.To]
 		commit.Rows = append(commit.Rows, row)
 	}
 	if len(d.timers) == 0 && !d.deleted && d.fired == nil {

@@ -291,11 +291,11 @@ func (w *world) stored(ref entity.Ref) (value int64, rec *recordv1.EntityRecord)
 
 func (w *world) lane(from, to entity.Ref) *recordv1.Lane {
 	w.t.Helper()
-	lanes, err := w.stores[w.shard(from)].Lanes(from)
+	lane, err := w.stores[w.shard(from)].Lane(from, to)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return lanes[to]
+	return lane
 }
 
 // drained waits until a lane has n confirmed rows.

@@ -259,6 +259,9 @@ func (r *relay) sent(m *sent) {
 	if m.err == nil && m.answer != nil {
 		// Not beyond this batch: later rows may reuse numbers of before a restore.
 		through := min(m.answer.GetApplied(), m.last)
+		if m.answer.GetGap() { // nothing of the batch was taken, whatever the number says
+			through = min(through, m.first-1)
+		}
 		if m.skipped != 0 { // its skip must be in the log before it is confirmed, else nobody has counted it
 			through = min(through, m.skipped-1)
 		}

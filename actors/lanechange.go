@@ -99,12 +99,14 @@ func (a *activation) reloadLane(to entity.Ref) error {
 		a.rt.log.Error("cannot read a lane", a.attr(), errAttr(err))
 		return entity.Errorf(entity.OutcomeUnknown, "the lane was changed but could not be read again: repeat the change")
 	}
-	if stored != nil {
-		l := a.out.lane(to)
-		state := stateOf(stored)
+	if stored == nil {
+		return nil
+	}
+	state := stateOf(stored)
+	if l := a.out.lanes[to]; l != nil { // else nothing waits in it
 		a.out.pending -= int(state.confirmed - l.lane.confirmed)
 		a.out.update(to, state)
-		a.tellRelay(&laneChanged{to: to, lane: state})
 	}
+	a.tellRelay(&laneChanged{to: to, lane: state})
 	return nil
 }

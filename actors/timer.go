@@ -326,9 +326,14 @@ func (a *activation) admitTimer() error {
 func (a *activation) fireEvent(c *call, fired *firedTimer, now time.Time, late int64) {
 	d := &decision{state: a.current.state, now: now, fired: fired}
 	to := fromRef(fired.timer.GetDestination())
+	numbered, err := a.numbered(to)
+	if err != nil {
+		c.refuse(err)
+		return
+	}
 	commit := a.emptyCommit()
 	commit.Rows = []*recordv1.Row{{
-		Source: toRef(a.ref), Epoch: a.lease.Epoch(), Sequence: a.sequence + 1, Destination: toRef(to), LaneSequence: a.out.numbered(to) + 1,
+		Source: toRef(a.ref), Epoch: a.lease.Epoch(), Sequence: a.sequence + 1, Destination: toRef(to), LaneSequence: numbered + 1,
 		Event: fired.timer.GetMessage(), AcceptedAt: now.UnixNano(), Hops: 1, Trace: fired.timer.GetTrace(),
 	}}
 	a.concludeTimer(c, d, commit, late, TimersFired)
