@@ -94,12 +94,18 @@ type worldConfig struct {
 	kinds  []entity.Definer
 	change func(*actors.Config)
 	wrap   func(actors.Store) actors.Store // comes between runtime and store
+	// generation is the log time whose keys are forgotten together; 1 ms if 0. A
+	// long run needs more: each has a filter of its own in memory.
+	generation time.Duration
 }
 
 func newWorld(tb testing.TB, c worldConfig) *world {
 	tb.Helper()
 	if c.shards == 0 {
 		c.shards = 1
+	}
+	if c.generation == 0 {
+		c.generation = time.Millisecond
 	}
 	if c.kinds == nil {
 		c.kinds = []entity.Definer{kind("counter", hooks{})}
@@ -124,7 +130,7 @@ func newWorld(tb testing.TB, c worldConfig) *world {
 	for i, r := range sharding.Split(c.shards) {
 		store, err := persistence.Create(persistence.Config{
 			Path: filepath.Join(tb.TempDir(), "shard"), ClusterID: "test", Shard: uint32(i), Range: r,
-			Epoch: 1, Generation: 1, GenerationWidth: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+			Epoch: 1, Generation: 1, GenerationWidth: c.generation, Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			tb.Fatal(err)
