@@ -3,6 +3,7 @@ package actors
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/internal/mutant"
+	"writ/internal/trace"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 	writv1 "writ/proto/writ/v1"
@@ -54,7 +56,7 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 	}
 	s := &submit{
 		id: keyID{name, body.GetIdempotencyKey()}, handler: h, size: len(body.GetCommand().GetValue()),
-		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: trace(req.GetTrace()),
+		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: traceparent(req.GetTrace()),
 	}
 	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
@@ -85,8 +87,8 @@ func errTimerKey() *entity.Error {
 	return entity.Errorf(entity.Invalid, "keys that begin with %q are those of timers", timerKeys)
 }
 
-// trace keeps a W3C traceparent and drops anything longer or not printable.
-func trace(header string) string {
+// traceparent keeps a W3C traceparent and drops anything longer or not printable.
+func traceparent(header string) string {
 	const most = 128
 	if len(header) > most || strings.ContainsFunc(header, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return ""
@@ -238,16 +240,17 @@ func (a *activation) decide(c *call, s *submit) {
 			a.rt.cfg.Node, n))
 		return
 	}
+	span := a.commitSpan(s)
 	d, err := a.run(s.handler, entity.NewContext(a.ref, entity.Ref{}, now.UTC()), s.command, hand)
 	var commit *recordv1.Commit
 	rejected := (*entity.Rejection)(nil)
 	if err == nil {
-		commit, err = a.compose(d, origin{acceptedAt: now.UnixNano(), trace: s.trace, hops: 1})
+		commit, err = a.compose(d, origin{acceptedAt: now.UnixNano(), trace: traceAfter(span, s.trace), hops: 1})
 	} else if errors.As(err, &rejected) {
 		commit, err = a.emptyCommit(), nil
 	}
 	if err != nil {
-		a.undecided(c, err)
+		a.undecided(c, err, span)
 		return
 	}
 	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1}
@@ -263,18 +266,23 @@ func (a *activation) decide(c *call, s *submit) {
 		commit.Key, commit.Outcome = key, result
 	} else if rejected != nil { // nothing to store: an answer without a record
 		result.Version--
+		endSpan(span, nil)
 		a.barrier(func(err error) { a.finish(c, s, key, result, ownless(err)) })
 		return
 	}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
-		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record))
+		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record), span)
 		return
 	}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}
 	if rejected == nil {
 		p.after.state, p.timers = d.state, d.changes
 	}
-	p.then = []func(error){func(err error) { a.finish(c, s, key, result, err) }}
+	if span != nil {
+		span.Set(decided(result), slog.Int("writ.rows", len(commit.GetRows())))
+		p.then = append(p.then, span.End)
+	}
+	p.then = append(p.then, func(err error) { a.finish(c, s, key, result, err) })
 	if commit.Key != nil {
 		a.keep(s.id, p)
 	}
@@ -305,7 +313,8 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 // too much. A failed handler costs the activation, and its caller hears it at
 // once, but not what happened: that may be nobody's business and stands in the
 // log. A size depends on the state before it, so that answer waits for it.
-func (a *activation) undecided(c *call, err error) {
+func (a *activation) undecided(c *call, err error, span trace.Span) {
+	endSpan(span, err)
 	if _, ok := errors.AsType[*handlerError](err); ok {
 		a.breakOff()
 		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler failed: nothing was stored"))

@@ -77,6 +77,7 @@ type job struct {
 	epoch     uint64 // of the rows in flight; 0: any
 	confirmed uint64 // before the job
 	rows      int    // at most
+	attempt   int    // 1, and one more for each failure and refusal since the lane's last success
 }
 
 // taken says how far a job's batch goes, so that the next one can follow.
@@ -138,7 +139,7 @@ func (r *relay) pump(l *lane) {
 	case l.pause != pauseNone || l.decision != nil || l.drain:
 	case l.newest != nil || l.jobs >= l.window || (l.alone && l.jobs > 0):
 	default:
-		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed, rows: batchRows}
+		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed, rows: batchRows, attempt: 1 + l.failures + int(l.state.attempts)}
 		if l.failures > 0 || l.state.attempts > 0 {
 			j.rows = 1 // a probe: what is sent in vain should be little
 		}
@@ -184,6 +185,7 @@ func (r *relay) work(to entity.Ref) func(*job) {
 			rt.send(self, &sent{job: j, first: first, last: last, err: err})
 			return
 		}
+		spans := rt.sendSpans(j, rows)
 		answer, err := deliver(&nodev1.DeliverRequest{Rows: rows})
 		if lost := fault.Point(fault.AfterSend); lost != nil {
 			answer, err = nil, lost
@@ -191,6 +193,7 @@ func (r *relay) work(to entity.Ref) func(*job) {
 		if err == nil && answer == nil {
 			err = errors.New("no answer")
 		}
+		endSends(spans, rows, answer, err)
 		rt.send(self, &sent{job: j, first: first, last: last, answer: answer, err: err})
 	}
 }

@@ -81,7 +81,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 	p = &parts{node: n.cfg.ID, disk: n.disk, stopping: &n.draining, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
 		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
-		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Logger: n.log,
+		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Tracer: n.tracing.port(), Logger: n.log,
 	}); err != nil {
 		return nil, err
 	}
