@@ -23,7 +23,8 @@ const (
 	BeforePropose Name = "before-propose"
 	// AfterAppend: an entry is synced in this node's log, and not committed yet.
 	AfterAppend Name = "after-append"
-	// AfterCommit: an entry is committed and applied, nobody was answered.
+	// AfterCommit: an entry is committed and applied, nobody was answered. With error
+	// the answers are OUTCOME_UNKNOWN.
 	AfterCommit Name = "after-commit"
 	// AfterFlush: the shard file has taken in what was applied.
 	AfterFlush Name = "after-flush"

@@ -3,14 +3,18 @@
 package node_test
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
+	"writ/actors/client"
 	"writ/internal/fault"
 	accountv1 "writ/proto/writ/account/v1"
+	testingv1 "writ/proto/writ/testing/v1"
 	writv1 "writ/proto/writ/v1"
 )
 
@@ -57,4 +61,42 @@ func TestFaultLostConfirmationIsOneTrace(t *testing.T) {
 	if got := balance(t, c.client(), receiver); got != 7 {
 		t.Errorf("balance %d of the receiver, want 7", got)
 	}
+}
+
+// TestFaultOutcomeUnknown covers the row of the outcome table about a verdict that
+// is lost: the command was executed, its caller is told that nobody knows, and the
+// same key gives the stored answer.
+func TestFaultOutcomeUnknown(t *testing.T) {
+	acts := newActing()
+	c := newCluster(t, 1, acts.conf)
+	cl := writv1.NewEntityServiceClient(c.dial("n1"))
+	order := func(key string) *writv1.SubmitRequest {
+		return command(t, "order", "a", key, &testingv1.Order{AmountMinor: 5, Currency: "EUR"})
+	}
+	if got := submit(t.Context(), cl, order("before")); got.code != codes.OK {
+		t.Fatal(got)
+	}
+	// Entries of other shards may take the fault; nothing else proposes for long.
+	var key string
+	eventually(t, func(ctx context.Context) (answer, error) {
+		c.arm(fault.AfterCommit, fault.Error)
+		key = client.NewKey()
+		got := submit(ctx, cl, order(key))
+		if got.code == codes.OK {
+			return got, errors.New("another entry took the fault")
+		}
+		if got.code != codes.Unavailable || got.reason != "OUTCOME_UNKNOWN" || !got.retry || got.replayed {
+			t.Errorf("a lost verdict: %v", got)
+		}
+		return got, nil
+	})
+	c.arm(fault.AfterCommit, fault.None)
+	if got := submit(t.Context(), cl, order(key)); got.code != codes.OK || !got.replayed {
+		t.Errorf("the same key again: %v, want the stored answer", got)
+	}
+	out, err := cl.Outcome(t.Context(), &writv1.OutcomeRequest{Entity: &writv1.EntityRef{Kind: "order", Id: "a"}, IdempotencyKey: key, CommandType: "writ.testing.v1.Order"})
+	if err != nil || out.GetState() != writv1.OutcomeResponse_EXECUTED {
+		t.Errorf("outcome %v, %v; want EXECUTED", out, err)
+	}
+	c.audit()
 }
