@@ -92,6 +92,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 		OnLease: func(shard uint32, lease *replica.Lease) {
 			n.gossip.Announce(membership.LeaderHint{Shard: shard, Epoch: lease.Epoch(), Term: lease.Term(), Node: n.cfg.ID})
 			replicas.lead(shard, lease)
+			n.auditor.lead()
 			n.routesChanged()
 		},
 		OnLeader: func(shard uint32, node string, epoch, term uint64) {

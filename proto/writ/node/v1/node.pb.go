@@ -1909,8 +1909,11 @@ type ShardStatus struct {
 	Voters            []string `protobuf:"bytes,11,rep,name=voters,proto3" json:"voters,omitempty"`
 	Learners          []string `protobuf:"bytes,12,rep,name=learners,proto3" json:"learners,omitempty"`
 	FileBytes         int64    `protobuf:"varint,13,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Content of the local replica at an index.
+	HashIndex     uint64 `protobuf:"varint,14,opt,name=hash_index,json=hashIndex,proto3" json:"hash_index,omitempty"`
+	Hash          []byte `protobuf:"bytes,15,opt,name=hash,proto3" json:"hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShardStatus) Reset() {
@@ -2032,6 +2035,20 @@ func (x *ShardStatus) GetFileBytes() int64 {
 		return x.FileBytes
 	}
 	return 0
+}
+
+func (x *ShardStatus) GetHashIndex() uint64 {
+	if x != nil {
+		return x.HashIndex
+	}
+	return 0
+}
+
+func (x *ShardStatus) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
 }
 
 // MemberStatus is gossip's view of one node.
@@ -4352,7 +4369,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06shards\x18\x06 \x03(\v2\x19.writ.node.v1.ShardStatusR\x06shards\x124\n" +
 	"\amembers\x18\a \x03(\v2\x1a.writ.node.v1.MemberStatusR\amembers\x12\x1f\n" +
 	"\vmeta_leader\x18\b \x01(\tR\n" +
-	"metaLeader\"\xf3\x02\n" +
+	"metaLeader\"\xa6\x03\n" +
 	"\vShardStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
@@ -4368,7 +4385,10 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06voters\x18\v \x03(\tR\x06voters\x12\x1a\n" +
 	"\blearners\x18\f \x03(\tR\blearners\x12\x1d\n" +
 	"\n" +
-	"file_bytes\x18\r \x01(\x03R\tfileBytes\"\xc2\x01\n" +
+	"file_bytes\x18\r \x01(\x03R\tfileBytes\x12\x1d\n" +
+	"\n" +
+	"hash_index\x18\x0e \x01(\x04R\thashIndex\x12\x12\n" +
+	"\x04hash\x18\x0f \x01(\fR\x04hash\"\xc2\x01\n" +
 	"\fMemberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x12\n" +
