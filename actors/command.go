@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -253,9 +254,10 @@ func (a *activation) decide(c *call, s *submit) {
 		a.undecided(c, err, span)
 		return
 	}
-	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1}
+	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1, Trace: traceAfter(span, "")}
 	if rejected == nil {
 		result.Decision, result.Reply = recordv1.Outcome_EXECUTED, d.reply
+		result.Rows, result.Emitted = emitted(commit.GetRows())
 	} else {
 		result.Decision, result.Code = recordv1.Outcome_REJECTED, uint32(rejected.Code)
 		result.Reason, result.Message = rejected.Reason, rejected.Message
@@ -287,6 +289,27 @@ func (a *activation) decide(c *call, s *submit) {
 		a.keep(s.id, p)
 	}
 	a.advance(p)
+}
+
+// emittedMost bounds the lanes that an outcome names: it is kept for a whole window.
+const emittedMost = 8
+
+// emitted is what an outcome tells of a command's rows. A command numbers the rows
+// of each lane one after the other.
+func emitted(rows []*recordv1.Row) (n uint32, lanes []*recordv1.Emitted) {
+	for _, row := range rows {
+		to := row.GetDestination()
+		i := slices.IndexFunc(lanes, func(e *recordv1.Emitted) bool { return e.GetId() == to.GetId() && e.GetKind() == to.GetKind() })
+		switch {
+		case i >= 0:
+			lanes[i].Rows++
+		case len(lanes) == emittedMost:
+			return uint32(len(rows)), nil
+		default:
+			lanes = append(lanes, &recordv1.Emitted{Kind: to.GetKind(), Id: to.GetId(), LaneSequence: row.GetLaneSequence(), Rows: 1})
+		}
+	}
+	return uint32(len(rows)), lanes
 }
 
 func (a *activation) fillKey(key *recordv1.Key, s *submit) {

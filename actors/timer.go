@@ -382,7 +382,8 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		a.failTimer(c, fired, now, err.Error(), false)
 		return
 	}
-	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1, Decision: recordv1.Outcome_EXECUTED, Reply: d.reply}
+	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1, Decision: recordv1.Outcome_EXECUTED, Reply: d.reply, Trace: traceAfter(fired.span, "")}
+	result.Rows, result.Emitted = emitted(commit.GetRows())
 	if rejected != nil {
 		result = &recordv1.Outcome{
 			Version: result.GetVersion(), Decision: recordv1.Outcome_REJECTED, Code: uint32(rejected.Code),

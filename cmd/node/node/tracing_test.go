@@ -240,6 +240,16 @@ func TestOneTrace(t *testing.T) {
 		t.Errorf("committed on %s, applied on %s; leaders are %s and %s", commit.node, taken.node, payersLeader, receiversLeader)
 	}
 
+	// The outcome keeps where to look.
+	res, err := c.admin().Inspect(t.Context(), &nodev1.InspectRequest{Entity: &recordv1.Ref{Tenant: "default", Kind: "account", Id: payer}, Key: []byte("k")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	outcome := res.GetKey().GetOutcome()
+	if want := "00-" + callersTrace + "-" + commit.id + "-01"; outcome.GetTrace() != want || outcome.GetRows() != 2 || len(outcome.GetEmitted()) != 2 {
+		t.Errorf("outcome %v, want trace %s and two rows in two lanes", outcome, want)
+	}
+
 	// A retry is a command of its own, and nothing else.
 	if got := submit(traced(t.Context(), "01"), cl, req); got.code != codes.OK || !got.replayed {
 		t.Fatal(got)

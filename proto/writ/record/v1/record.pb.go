@@ -188,7 +188,7 @@ func (x Lane_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Lane_Status.Descriptor instead.
 func (Lane_Status) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22, 0}
 }
 
 // CatchUp says what becomes of the times that a timer has missed.
@@ -239,7 +239,7 @@ func (x Timer_CatchUp) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Timer_CatchUp.Descriptor instead.
 func (Timer_CatchUp) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23, 0}
 }
 
 // Ref names an entity. The tenant is part of the identity everywhere.
@@ -1151,7 +1151,13 @@ type Outcome struct {
 	Message string   `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	Reply   *Payload `protobuf:"bytes,5,opt,name=reply,proto3" json:"reply,omitempty"`
 	// The entity's version after the command.
-	Version       uint64 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	Version uint64 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	// Rows that the command emitted, for whoever asks later: they leave the outbox
+	// when they are confirmed. By lane; left out where lanes are too many.
+	Rows    uint32     `protobuf:"varint,7,opt,name=rows,proto3" json:"rows,omitempty"`
+	Emitted []*Emitted `protobuf:"bytes,8,rep,name=emitted,proto3" json:"emitted,omitempty"`
+	// W3C traceparent of the decision, if it was traced.
+	Trace         string `protobuf:"bytes,9,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1228,6 +1234,97 @@ func (x *Outcome) GetVersion() uint64 {
 	return 0
 }
 
+func (x *Outcome) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Outcome) GetEmitted() []*Emitted {
+	if x != nil {
+		return x.Emitted
+	}
+	return nil
+}
+
+func (x *Outcome) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
+}
+
+// Emitted names consecutive rows of a lane of the entity.
+type Emitted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Lane sequence of the first.
+	LaneSequence  uint64 `protobuf:"varint,3,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	Rows          uint32 `protobuf:"varint,4,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Emitted) Reset() {
+	*x = Emitted{}
+	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Emitted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Emitted) ProtoMessage() {}
+
+func (x *Emitted) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Emitted.ProtoReflect.Descriptor instead.
+func (*Emitted) Descriptor() ([]byte, []int) {
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Emitted) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Emitted) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Emitted) GetLaneSequence() uint64 {
+	if x != nil {
+		return x.LaneSequence
+	}
+	return 0
+}
+
+func (x *Emitted) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
 // AppliedMark says up to where the entity has applied a source's lane.
 type AppliedMark struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1240,7 +1337,7 @@ type AppliedMark struct {
 
 func (x *AppliedMark) Reset() {
 	*x = AppliedMark{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	mi := &file_writ_record_v1_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1349,7 @@ func (x *AppliedMark) String() string {
 func (*AppliedMark) ProtoMessage() {}
 
 func (x *AppliedMark) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	mi := &file_writ_record_v1_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1362,7 @@ func (x *AppliedMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedMark.ProtoReflect.Descriptor instead.
 func (*AppliedMark) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AppliedMark) GetSource() *Ref {
@@ -1310,7 +1407,7 @@ type LaneUpdate struct {
 
 func (x *LaneUpdate) Reset() {
 	*x = LaneUpdate{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	mi := &file_writ_record_v1_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1419,7 @@ func (x *LaneUpdate) String() string {
 func (*LaneUpdate) ProtoMessage() {}
 
 func (x *LaneUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	mi := &file_writ_record_v1_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1432,7 @@ func (x *LaneUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneUpdate.ProtoReflect.Descriptor instead.
 func (*LaneUpdate) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{13}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LaneUpdate) GetSource() *Ref {
@@ -1470,7 +1567,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[14]
+	mi := &file_writ_record_v1_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1579,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[14]
+	mi := &file_writ_record_v1_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1592,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{14}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Attempt) GetLaneSequence() uint64 {
@@ -1530,7 +1627,7 @@ type Park struct {
 
 func (x *Park) Reset() {
 	*x = Park{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[15]
+	mi := &file_writ_record_v1_record_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1639,7 @@ func (x *Park) String() string {
 func (*Park) ProtoMessage() {}
 
 func (x *Park) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[15]
+	mi := &file_writ_record_v1_record_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1652,7 @@ func (x *Park) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Park.ProtoReflect.Descriptor instead.
 func (*Park) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{15}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Park) GetLaneSequence() uint64 {
@@ -1582,7 +1679,7 @@ type Pause struct {
 
 func (x *Pause) Reset() {
 	*x = Pause{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[16]
+	mi := &file_writ_record_v1_record_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1691,7 @@ func (x *Pause) String() string {
 func (*Pause) ProtoMessage() {}
 
 func (x *Pause) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[16]
+	mi := &file_writ_record_v1_record_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1704,7 @@ func (x *Pause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pause.ProtoReflect.Descriptor instead.
 func (*Pause) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{16}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Pause) GetReason() string {
@@ -1628,7 +1725,7 @@ type Expire struct {
 
 func (x *Expire) Reset() {
 	*x = Expire{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[17]
+	mi := &file_writ_record_v1_record_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1737,7 @@ func (x *Expire) String() string {
 func (*Expire) ProtoMessage() {}
 
 func (x *Expire) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[17]
+	mi := &file_writ_record_v1_record_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1750,7 @@ func (x *Expire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Expire.ProtoReflect.Descriptor instead.
 func (*Expire) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{17}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Expire) GetThroughGeneration() uint64 {
@@ -1679,7 +1776,7 @@ type EntityRecord struct {
 
 func (x *EntityRecord) Reset() {
 	*x = EntityRecord{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[18]
+	mi := &file_writ_record_v1_record_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1788,7 @@ func (x *EntityRecord) String() string {
 func (*EntityRecord) ProtoMessage() {}
 
 func (x *EntityRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[18]
+	mi := &file_writ_record_v1_record_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1801,7 @@ func (x *EntityRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntityRecord.ProtoReflect.Descriptor instead.
 func (*EntityRecord) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{18}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EntityRecord) GetVersion() uint64 {
@@ -1753,7 +1850,7 @@ type KeyRecord struct {
 
 func (x *KeyRecord) Reset() {
 	*x = KeyRecord{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[19]
+	mi := &file_writ_record_v1_record_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1862,7 @@ func (x *KeyRecord) String() string {
 func (*KeyRecord) ProtoMessage() {}
 
 func (x *KeyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[19]
+	mi := &file_writ_record_v1_record_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1875,7 @@ func (x *KeyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRecord.ProtoReflect.Descriptor instead.
 func (*KeyRecord) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{19}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KeyRecord) GetKey() *Key {
@@ -1806,7 +1903,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[20]
+	mi := &file_writ_record_v1_record_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +1915,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[20]
+	mi := &file_writ_record_v1_record_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +1928,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{20}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Applied) GetEpoch() uint64 {
@@ -1867,7 +1964,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[21]
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1879,7 +1976,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[21]
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1892,7 +1989,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Lane) GetNumbered() uint64 {
@@ -1967,7 +2064,7 @@ type Timer struct {
 
 func (x *Timer) Reset() {
 	*x = Timer{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2076,7 @@ func (x *Timer) String() string {
 func (*Timer) ProtoMessage() {}
 
 func (x *Timer) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2089,7 @@ func (x *Timer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timer.ProtoReflect.Descriptor instead.
 func (*Timer) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Timer) GetSet() uint64 {
@@ -2104,7 +2201,7 @@ type ShardMeta struct {
 
 func (x *ShardMeta) Reset() {
 	*x = ShardMeta{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2213,7 @@ func (x *ShardMeta) String() string {
 func (*ShardMeta) ProtoMessage() {}
 
 func (x *ShardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2226,7 @@ func (x *ShardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardMeta.ProtoReflect.Descriptor instead.
 func (*ShardMeta) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ShardMeta) GetFormat() uint32 {
@@ -2274,7 +2371,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2383,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2396,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Counters) GetChanges() uint64 {
@@ -2385,7 +2482,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[25]
+	mi := &file_writ_record_v1_record_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2494,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[25]
+	mi := &file_writ_record_v1_record_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2507,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{25}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Generation) GetKeys() uint64 {
@@ -2511,19 +2608,27 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\vaccepted_at\x18\x05 \x01(\x03R\n" +
 	"acceptedAt\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\x06 \x01(\x03R\texpiresAt\"\xa7\x02\n" +
+	"expires_at\x18\x06 \x01(\x03R\texpiresAt\"\x84\x03\n" +
 	"\aOutcome\x12<\n" +
 	"\bdecision\x18\x01 \x01(\x0e2 .writ.record.v1.Outcome.DecisionR\bdecision\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12-\n" +
 	"\x05reply\x18\x05 \x01(\v2\x17.writ.record.v1.PayloadR\x05reply\x12\x18\n" +
-	"\aversion\x18\x06 \x01(\x04R\aversion\"O\n" +
+	"\aversion\x18\x06 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04rows\x18\a \x01(\rR\x04rows\x121\n" +
+	"\aemitted\x18\b \x03(\v2\x17.writ.record.v1.EmittedR\aemitted\x12\x14\n" +
+	"\x05trace\x18\t \x01(\tR\x05trace\"O\n" +
 	"\bDecision\x12\x18\n" +
 	"\x14DECISION_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bEXECUTED\x10\x01\x12\f\n" +
 	"\bREJECTED\x10\x02\x12\r\n" +
-	"\tCANCELLED\x10\x03\"u\n" +
+	"\tCANCELLED\x10\x03\"f\n" +
+	"\aEmitted\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12#\n" +
+	"\rlane_sequence\x18\x03 \x01(\x04R\flaneSequence\x12\x12\n" +
+	"\x04rows\x18\x04 \x01(\rR\x04rows\"u\n" +
 	"\vAppliedMark\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12#\n" +
@@ -2658,7 +2763,7 @@ func file_writ_record_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_record_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_writ_record_v1_record_proto_goTypes = []any{
 	(Bucket)(0),           // 0: writ.record.v1.Bucket
 	(Outcome_Decision)(0), // 1: writ.record.v1.Outcome.Decision
@@ -2676,20 +2781,21 @@ var file_writ_record_v1_record_proto_goTypes = []any{
 	(*Commit)(nil),        // 13: writ.record.v1.Commit
 	(*Key)(nil),           // 14: writ.record.v1.Key
 	(*Outcome)(nil),       // 15: writ.record.v1.Outcome
-	(*AppliedMark)(nil),   // 16: writ.record.v1.AppliedMark
-	(*LaneUpdate)(nil),    // 17: writ.record.v1.LaneUpdate
-	(*Attempt)(nil),       // 18: writ.record.v1.Attempt
-	(*Park)(nil),          // 19: writ.record.v1.Park
-	(*Pause)(nil),         // 20: writ.record.v1.Pause
-	(*Expire)(nil),        // 21: writ.record.v1.Expire
-	(*EntityRecord)(nil),  // 22: writ.record.v1.EntityRecord
-	(*KeyRecord)(nil),     // 23: writ.record.v1.KeyRecord
-	(*Applied)(nil),       // 24: writ.record.v1.Applied
-	(*Lane)(nil),          // 25: writ.record.v1.Lane
-	(*Timer)(nil),         // 26: writ.record.v1.Timer
-	(*ShardMeta)(nil),     // 27: writ.record.v1.ShardMeta
-	(*Counters)(nil),      // 28: writ.record.v1.Counters
-	(*Generation)(nil),    // 29: writ.record.v1.Generation
+	(*Emitted)(nil),       // 16: writ.record.v1.Emitted
+	(*AppliedMark)(nil),   // 17: writ.record.v1.AppliedMark
+	(*LaneUpdate)(nil),    // 18: writ.record.v1.LaneUpdate
+	(*Attempt)(nil),       // 19: writ.record.v1.Attempt
+	(*Park)(nil),          // 20: writ.record.v1.Park
+	(*Pause)(nil),         // 21: writ.record.v1.Pause
+	(*Expire)(nil),        // 22: writ.record.v1.Expire
+	(*EntityRecord)(nil),  // 23: writ.record.v1.EntityRecord
+	(*KeyRecord)(nil),     // 24: writ.record.v1.KeyRecord
+	(*Applied)(nil),       // 25: writ.record.v1.Applied
+	(*Lane)(nil),          // 26: writ.record.v1.Lane
+	(*Timer)(nil),         // 27: writ.record.v1.Timer
+	(*ShardMeta)(nil),     // 28: writ.record.v1.ShardMeta
+	(*Counters)(nil),      // 29: writ.record.v1.Counters
+	(*Generation)(nil),    // 30: writ.record.v1.Generation
 }
 var file_writ_record_v1_record_proto_depIdxs = []int32{
 	4,  // 0: writ.record.v1.EventId.source:type_name -> writ.record.v1.Ref
@@ -2700,8 +2806,8 @@ var file_writ_record_v1_record_proto_depIdxs = []int32{
 	9,  // 5: writ.record.v1.Entry.records:type_name -> writ.record.v1.Record
 	10, // 6: writ.record.v1.Record.term_start:type_name -> writ.record.v1.TermStart
 	13, // 7: writ.record.v1.Record.commit:type_name -> writ.record.v1.Commit
-	17, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
-	21, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
+	18, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
+	22, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
 	11, // 10: writ.record.v1.Record.checkpoint:type_name -> writ.record.v1.Checkpoint
 	0,  // 11: writ.record.v1.Mutation.bucket:type_name -> writ.record.v1.Bucket
 	4,  // 12: writ.record.v1.Mutation.entity:type_name -> writ.record.v1.Ref
@@ -2711,28 +2817,29 @@ var file_writ_record_v1_record_proto_depIdxs = []int32{
 	14, // 16: writ.record.v1.Commit.key:type_name -> writ.record.v1.Key
 	15, // 17: writ.record.v1.Commit.outcome:type_name -> writ.record.v1.Outcome
 	7,  // 18: writ.record.v1.Commit.rows:type_name -> writ.record.v1.Row
-	16, // 19: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
+	17, // 19: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
 	1,  // 20: writ.record.v1.Outcome.decision:type_name -> writ.record.v1.Outcome.Decision
 	5,  // 21: writ.record.v1.Outcome.reply:type_name -> writ.record.v1.Payload
-	4,  // 22: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
-	4,  // 23: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
-	4,  // 24: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
-	18, // 25: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
-	19, // 26: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
-	20, // 27: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
-	5,  // 28: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
-	14, // 29: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
-	15, // 30: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
-	2,  // 31: writ.record.v1.Lane.status:type_name -> writ.record.v1.Lane.Status
-	5,  // 32: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
-	4,  // 33: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
-	3,  // 34: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
-	28, // 35: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	16, // 22: writ.record.v1.Outcome.emitted:type_name -> writ.record.v1.Emitted
+	4,  // 23: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
+	4,  // 24: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
+	4,  // 25: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
+	19, // 26: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
+	20, // 27: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
+	21, // 28: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
+	5,  // 29: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
+	14, // 30: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
+	15, // 31: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
+	2,  // 32: writ.record.v1.Lane.status:type_name -> writ.record.v1.Lane.Status
+	5,  // 33: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
+	4,  // 34: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
+	3,  // 35: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
+	29, // 36: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_writ_record_v1_record_proto_init() }
@@ -2747,7 +2854,7 @@ func file_writ_record_v1_record_proto_init() {
 		(*Record_Expire)(nil),
 		(*Record_Checkpoint)(nil),
 	}
-	file_writ_record_v1_record_proto_msgTypes[13].OneofWrappers = []any{
+	file_writ_record_v1_record_proto_msgTypes[14].OneofWrappers = []any{
 		(*LaneUpdate_Confirm)(nil),
 		(*LaneUpdate_Attempt)(nil),
 		(*LaneUpdate_Park)(nil),
@@ -2761,7 +2868,7 @@ func file_writ_record_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_record_v1_record_proto_rawDesc), len(file_writ_record_v1_record_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
