@@ -120,8 +120,9 @@ sim: ## Simulated clusters under virtual time, SEEDS=200, or SEED= for one of th
 	SIM_SEEDS=$(or $(SEEDS),200) SIM_SEED=$(SEED) go test -count=1 -timeout=30m ./test/sim
 
 .PHONY: faults
-faults: ## Kill processes at every named boundary, one after the other
+faults: ## Kill processes at every named boundary, lose messages and verdicts there
 	go test -tags faults -count=1 -timeout=15m -v ./test/faults | grep -vE '^=== '
+	go test -tags faults -count=1 -timeout=5m -v -run '^TestFault' ./cmd/node/node | grep -vE '^=== '
 
 .PHONY: mutants
 mutants: ## Switch off one safeguard at a time: a test must notice

@@ -31,6 +31,10 @@ func (empty) PendingSources(entity.Ref, int) ([]entity.Ref, error) { return nil,
 
 func (empty) Applied(entity.Ref, entity.Ref) (*recordv1.Applied, error) { return nil, nil }
 
+func (empty) DueTimers(string, int64, int, func(string, entity.Ref, string, *recordv1.Timer)) (int64, error) {
+	return 0, nil
+}
+
 func (empty) Expirable(int64) (uint64, bool)                                        { return 0, false }
 func (empty) ExpiredThrough() int64                                                 { return 0 }
 func (instant) Propose(_ *recordv1.Record, done func(error))                        { done(nil) }

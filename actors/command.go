@@ -3,6 +3,8 @@ package actors
 import (
 	"bytes"
 	"errors"
+	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +17,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/internal/mutant"
+	"writ/internal/trace"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 	writv1 "writ/proto/writ/v1"
@@ -54,7 +57,7 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 	}
 	s := &submit{
 		id: keyID{name, body.GetIdempotencyKey()}, handler: h, size: len(body.GetCommand().GetValue()),
-		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: trace(req.GetTrace()),
+		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: traceparent(req.GetTrace()),
 	}
 	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
@@ -85,8 +88,8 @@ func errTimerKey() *entity.Error {
 	return entity.Errorf(entity.Invalid, "keys that begin with %q are those of timers", timerKeys)
 }
 
-// trace keeps a W3C traceparent and drops anything longer or not printable.
-func trace(header string) string {
+// traceparent keeps a W3C traceparent and drops anything longer or not printable.
+func traceparent(header string) string {
 	const most = 128
 	if len(header) > most || strings.ContainsFunc(header, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return ""
@@ -255,31 +258,59 @@ func (a *activation) decide(c *call, s *submit) {
 		c.refuse(entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the command's handler: it is not run again until an operator says so (node crashes)", n))
 		return
 	}
+	span := a.commitSpan(s)
 	ctx := entity.NewContext(a.ref, entity.Ref{}, now.UTC())
-	d, commit, result, err := a.execute(s.handler, ctx, s.command, hand, nil, origin{acceptedAt: accepted, trace: s.trace, hops: 1})
+	d, commit, result, err := a.execute(s.handler, ctx, s.command, hand, nil, origin{acceptedAt: accepted, trace: traceAfter(span, s.trace), hops: 1})
 	if err != nil {
-		a.undecided(c, err)
+		a.undecided(c, err, span)
 		return
 	}
+	result.Trace = traceAfter(span, "")
 	key := &recordv1.Key{CommandType: s.id.commandType, AcceptedAt: accepted}
 	if !s.handler.AtLeastOnce {
 		a.fillKey(key, s)
 		commit.Key, commit.Outcome = key, result
 	} else if result.GetDecision() == recordv1.Outcome_REJECTED { // nothing to store: an answer without a record
 		result.Version--
+		endSpan(span, nil)
 		a.barrier(func(err error) { a.finish(c, s, key, result, ownless(err)) })
 		return
 	}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
-		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record))
+		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record), span)
 		return
 	}
 	p := &proposal{commit: commit, after: snapshot{result.GetVersion(), d.state}, timers: d.changes}
-	p.then = []func(error){func(err error) { a.finish(c, s, key, result, err) }}
+	if span != nil {
+		span.Set(decided(result), slog.Int("writ.rows", len(commit.GetRows())))
+		p.then = append(p.then, span.End)
+	}
+	p.then = append(p.then, func(err error) { a.finish(c, s, key, result, err) })
 	if commit.Key != nil {
 		a.keep(s.id, p)
 	}
 	a.advance(p)
+}
+
+// emittedMost bounds the lanes that an outcome names: it is kept for a whole window.
+const emittedMost = 8
+
+// emitted is what an outcome tells of a command's rows. A command numbers the rows
+// of each lane one after the other.
+func emitted(rows []*recordv1.Row) (n uint32, lanes []*recordv1.Emitted) {
+	for _, row := range rows {
+		to := row.GetDestination()
+		i := slices.IndexFunc(lanes, func(e *recordv1.Emitted) bool { return e.GetId() == to.GetId() && e.GetKind() == to.GetKind() })
+		switch {
+		case i >= 0:
+			lanes[i].Rows++
+		case len(lanes) == emittedMost:
+			return uint32(len(rows)), nil
+		default:
+			lanes = append(lanes, &recordv1.Emitted{Kind: to.GetKind(), Id: to.GetId(), LaneSequence: row.GetLaneSequence(), Rows: 1})
+		}
+	}
+	return uint32(len(rows)), lanes
 }
 
 func (a *activation) fillKey(key *recordv1.Key, s *submit) {
@@ -306,7 +337,8 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 // too much. A failed handler costs the activation, and its caller hears it at
 // once, but not what happened: that may be nobody's business and stands in the
 // log. A size depends on the state before it, so that answer waits for it.
-func (a *activation) undecided(c *call, err error) {
+func (a *activation) undecided(c *call, err error, span trace.Span) {
+	endSpan(span, err)
 	if failed, ok := errors.AsType[*handlerError](err); ok {
 		a.breakOff()
 		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler %s: nothing was stored; see the log of node %s", failed.how, a.rt.cfg.Node))

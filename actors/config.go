@@ -9,6 +9,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"writ/actors/entity"
+	"writ/internal/trace"
 )
 
 // Config is what a runtime needs to know. Registry and Courier have no default.
@@ -66,6 +67,8 @@ type Config struct {
 	Hands Hands
 	// Metrics may be nil.
 	Metrics Metrics
+	// Tracer may be nil: then nothing is traced.
+	Tracer trace.Tracer
 	// Logger may be nil.
 	Logger *slog.Logger
 }

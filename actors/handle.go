@@ -101,6 +101,7 @@ func (a *activation) execute(h *entity.Handler, ctx *entity.Context, command pro
 		return nil, nil, nil, err
 	}
 	result.Decision, result.Reply = recordv1.Outcome_EXECUTED, d.reply
+	result.Rows, result.Emitted = emitted(commit.GetRows())
 	return d, commit, result, nil
 }
 

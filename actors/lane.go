@@ -80,6 +80,7 @@ type job struct {
 	epoch     uint64 // of the rows in flight; 0: any
 	confirmed uint64 // before the job
 	rows      int    // at most
+	attempt   int    // 1, and one more for each failure and refusal since the lane's last success
 }
 
 // taken says how far a job's batch goes, so that the next one can follow.
@@ -142,7 +143,7 @@ func (r *relay) pump(l *lane) {
 	case l.pause != pauseNone || l.decision != nil || l.drain:
 	case l.newest != nil || l.jobs >= l.window || (l.alone && l.jobs > 0):
 	default:
-		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed, rows: batchRows}
+		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed, rows: batchRows, attempt: 1 + l.failures + int(l.state.attempts)}
 		if l.failures > 0 || l.state.attempts > 0 {
 			j.rows = 1 // a probe: what is sent in vain should be little
 		}
@@ -188,6 +189,7 @@ func (r *relay) work(to entity.Ref) func(*job) {
 			rt.send(self, &sent{job: j, first: first, last: last, err: err})
 			return
 		}
+		spans := rt.sendSpans(j, rows)
 		answer, err := deliver(&nodev1.DeliverRequest{Rows: rows})
 		if lost := fault.Point(fault.AfterSend); lost != nil {
 			answer, err = nil, lost
@@ -195,6 +197,7 @@ func (r *relay) work(to entity.Ref) func(*job) {
 		if err == nil && answer == nil {
 			err = errors.New("no answer")
 		}
+		endSends(spans, rows, answer, err)
 		m := &sent{job: j, first: first, last: last, answer: answer, err: err}
 		if n := answer.GetSkipped(); err == nil && n > j.confirmed {
 			m.skipped, m.err = halfSkipped(store, ref, to, n)

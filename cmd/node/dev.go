@@ -122,6 +122,7 @@ func (c *devCommand) start(ctx context.Context, logs io.Writer, level slog.Level
 		configs = append(configs, node.Config{
 			ID: id, Dir: filepath.Join(c.Dir, id), GRPC: at(0), HTTP: at(1), Gossip: at(2), Raft: at(3),
 			Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
+			TraceEndpoint: c.TraceEndpoint, TraceRatio: c.TraceRatio,
 			Logger: c.logger(logs, id, level),
 		})
 	}

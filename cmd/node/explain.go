@@ -92,6 +92,7 @@ func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error)
 
 func nameOf(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }
 
+// say writes a line.
 func (x *explainer) say(depth int, format string, args ...any) {
 	fmt.Fprintf(x.out, "%s%s\n", strings.Repeat("  ", depth), fmt.Sprintf(format, args...))
 }
@@ -138,12 +139,168 @@ func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen
 	waiting := x.rows(ctx, 1, ref, seen, func(row *recordv1.Row) bool {
 		return row.GetAcceptedAt() == k.GetAcceptedAt() && row.GetParent() == nil
 	})
-	if waiting == 0 {
+	if waiting == 0 && outcome.GetRows() == 0 {
 		x.say(0, "None of its events waits: all that it emitted are confirmed by their destinations, or it emitted none.")
 	}
+	x.emitted(ctx, ref, seen, outcome)
 	if seen.GetCut() {
 		x.say(0, "The entity has more lanes than are shown here.")
 	}
+	if id := traceID(outcome.GetTrace()); id != "" {
+		x.say(0, "Its trace is %s: it has each delivery with its time and attempt.", id)
+	} else if outcome.GetRows() > 0 {
+		x.say(0, "It was not traced: times and attempts of confirmed deliveries are not kept.")
+	}
+}
+
+// emitted tells where a command's events went, and how far what came of them is.
+// Their rows may be gone: the outcome names them by lane.
+func (x *explainer) emitted(ctx context.Context, ref *recordv1.Ref, seen *nodev1.InspectResponse, outcome *recordv1.Outcome) {
+	if outcome.GetRows() == 0 {
+		return
+	}
+	x.say(0, "It emitted %s.", events(uint64(outcome.GetRows())))
+	if len(outcome.GetEmitted()) == 0 {
+		x.say(1, "They went to more lanes than its outcome names.")
+		return
+	}
+	// Twice: events may move on while the walk goes from entity to entity. Where
+	// nobody has emitted anything between the two, they have not.
+	quiet := &explainer{admin: x.admin, out: io.Discard, now: x.now}
+	before := quiet.walk(ctx, ref, seen, outcome)
+	w := x.walk(ctx, ref, seen, outcome)
+	switch {
+	case w.waiting > 0:
+		x.say(0, "%s behind it, and may come of it.", events(w.waiting)+wait(w.waiting))
+	case w.unknown > 0 || w.cut:
+		x.say(0, "Nothing that was looked at waits; not all could be looked at.")
+	case w.numbered != before.numbered:
+		x.say(0, "Nothing waits behind it, but events moved while this was found out: ask again.")
+	default:
+		x.say(0, "Nothing waits behind it: all that came of it has been applied.")
+	}
+}
+
+// walk follows a command's events from entity to entity.
+func (x *explainer) walk(ctx context.Context, ref *recordv1.Ref, seen *nodev1.InspectResponse, outcome *recordv1.Outcome) *walk {
+	w := &walk{seen: map[string]bool{}}
+	for _, e := range outcome.GetEmitted() {
+		to := &recordv1.Ref{Tenant: ref.GetTenant(), Kind: e.GetKind(), Id: e.GetId()}
+		there, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: to, Source: ref})
+		if err != nil {
+			x.say(1, "%s in its lane to %s: its leader does not answer (%v).", rowsOf(e), nameOf(to), err)
+			w.unknown++
+			continue
+		}
+		last := e.GetLaneSequence() + uint64(e.GetRows()) - 1
+		lane := laneTo(seen, to)
+		x.say(1, "%s in its lane to %s: %s.", rowsOf(e), nameOf(to), delivered(lane, last, there.GetApplied()))
+		if lane.GetConfirmed() < last {
+			w.waiting += last - lane.GetConfirmed()
+		}
+		x.onward(ctx, 2, to, there, w)
+	}
+	return w
+}
+
+// walk is a walk along lanes, from entity to entity.
+type walk struct {
+	seen     map[string]bool
+	numbered uint64 // events, of all entities seen
+	waiting  uint64 // of them
+	unknown  int    // entities that could not be asked
+	cut      bool
+}
+
+// entitiesWalked bounds a walk.
+const entitiesWalked = 32
+
+// onward tells what an entity has emitted, whatever it came of: what is confirmed
+// keeps no mark of the event that it came of. Where all is confirmed, all that came
+// of one event is as well.
+func (x *explainer) onward(ctx context.Context, depth int, at *recordv1.Ref, seen *nodev1.InspectResponse, w *walk) {
+	if w.seen[nameOf(at)] {
+		return
+	}
+	w.seen[nameOf(at)] = true
+	w.cut = w.cut || seen.GetCut()
+	for _, l := range seen.GetOutgoing() {
+		to, lane := l.GetDestination(), l.GetLane()
+		pending := lane.GetNumbered() - lane.GetConfirmed()
+		w.numbered += lane.GetNumbered()
+		text := "all confirmed"
+		if pending > 0 {
+			text = events(pending) + wait(pending)
+			w.waiting += pending
+		}
+		x.say(depth, "%s has emitted %s to %s: %s.", nameOf(at), events(lane.GetNumbered()), nameOf(to), text)
+		if w.seen[nameOf(to)] {
+			continue
+		}
+		if depth >= explainDepth || len(w.seen) >= entitiesWalked {
+			w.cut = true
+			continue
+		}
+		there, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: to, Source: at})
+		if err != nil {
+			x.say(depth+1, "The leader of %s does not answer (%v).", nameOf(to), err)
+			w.unknown++
+			continue
+		}
+		x.onward(ctx, depth+1, to, there, w)
+	}
+}
+
+// delivered says how far rows up to the last are.
+func delivered(lane *recordv1.Lane, last, applied uint64) string {
+	switch {
+	case lane.GetConfirmed() >= last && lane.GetSkipped() > 0:
+		return fmt.Sprintf("confirmed; of this lane an operator has skipped %d", lane.GetSkipped())
+	case lane.GetConfirmed() >= last:
+		return fmt.Sprintf("applied there, once, and confirmed; it has applied the lane up to row %d", applied)
+	case applied >= last:
+		return "applied there; the confirmation is on its way back"
+	}
+	return fmt.Sprintf("applied there up to row %d", applied)
+}
+
+func laneTo(seen *nodev1.InspectResponse, to *recordv1.Ref) *recordv1.Lane {
+	for _, l := range seen.GetOutgoing() {
+		if nameOf(l.GetDestination()) == nameOf(to) {
+			return l.GetLane()
+		}
+	}
+	return nil // cut off: nothing is known of it
+}
+
+func rowsOf(e *recordv1.Emitted) string {
+	if e.GetRows() == 1 {
+		return fmt.Sprintf("Row %d", e.GetLaneSequence())
+	}
+	return fmt.Sprintf("Rows %d to %d", e.GetLaneSequence(), e.GetLaneSequence()+uint64(e.GetRows())-1)
+}
+
+func events(n uint64) string {
+	if n == 1 {
+		return "1 event"
+	}
+	return fmt.Sprintf("%d events", n)
+}
+
+func wait(n uint64) string {
+	if n == 1 {
+		return " waits"
+	}
+	return " wait"
+}
+
+// traceID is the trace of a W3C traceparent, "" if it is none.
+func traceID(traceparent string) string {
+	parts := strings.Split(traceparent, "-")
+	if len(parts) != 4 {
+		return ""
+	}
+	return parts[1]
 }
 
 // event explains one event.

@@ -39,6 +39,9 @@ type clusterFlags struct {
 	Shards    uint32        `default:"8" env:"WRIT_SHARDS" help:"Number of shards; fixed when the cluster forms."`
 	Window    time.Duration `env:"WRIT_WINDOW" help:"How long idempotency keys are remembered at least; of a new cluster 24h unless given. Later it must be what the contract says, or be left out."`
 	RetryFor  time.Duration `name:"retry-horizon" env:"WRIT_RETRY_HORIZON" help:"For how long clients may retry one key, at most a window; of a new cluster 1m unless given. Later as --window."`
+
+	TraceEndpoint string  `env:"WRIT_TRACE_ENDPOINT,OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,OTEL_EXPORTER_OTLP_ENDPOINT" placeholder:"URL" help:"Collector that takes traces, OTLP over gRPC, e.g. http://localhost:4317; without it nothing is traced."`
+	TraceRatio    float64 `default:"1" env:"WRIT_TRACE_RATIO" help:"Share of commands that are traced, 0 to 1; a caller that sends a traceparent decides itself."`
 }
 
 // drainTimeout bounds an orderly stop; after it the process ends all the same.
@@ -69,6 +72,7 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
 		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
+		TraceEndpoint: c.TraceEndpoint, TraceRatio: c.TraceRatio,
 		Logger: log,
 	})
 	if err != nil {

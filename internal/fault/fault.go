@@ -27,7 +27,8 @@ const (
 	BeforeAppend Name = "before-append"
 	// AfterAppend: an entry is synced in this node's log, and not committed yet.
 	AfterAppend Name = "after-append"
-	// AfterCommit: an entry is committed and applied, nobody was answered.
+	// AfterCommit: an entry is committed and applied, nobody was answered. With error
+	// the answers are OUTCOME_UNKNOWN.
 	AfterCommit Name = "after-commit"
 	// BeforeFlush: what was applied is about to be written to the shard file.
 	BeforeFlush Name = "before-flush"

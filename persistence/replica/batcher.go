@@ -266,7 +266,9 @@ func (b *batcher) append(out []byte, rec *recordv1.Record) []byte {
 func (b *batcher) settle() {
 	for next := range b.proposed {
 		results := b.wait(next)
-		_ = fault.Point(fault.AfterCommit)
+		if err := fault.Point(fault.AfterCommit); err != nil {
+			next.err = entity.Errorf(entity.OutcomeUnknown, "the verdict is lost: %v", err)
+		}
 		<-b.slots
 		b.deliver(next, results)
 	}

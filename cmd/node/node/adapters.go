@@ -295,11 +295,15 @@ func (p *parts) statuses() []*nodev1.ShardStatus {
 
 func replicaView(r *replica.Replica) *nodev1.ShardStatus {
 	st := r.Status()
-	return &nodev1.ShardStatus{
+	view := &nodev1.ShardStatus{
 		Shard: r.Shard(), Leader: st.Leader, Term: st.Term, Epoch: st.Epoch, Local: true, ReplicaGeneration: st.Generation,
 		AppliedIndex: st.AppliedIndex, CommitIndex: st.CommitIndex, State: string(st.State), Reason: st.Reason,
 		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes, Format: st.Format,
 	}
+	if store := r.Store(); store != nil {
+		view.HashIndex, view.Hash = store.StateHash()
+	}
+	return view
 }
 
 // group is a replica as package cluster sees it.

@@ -133,7 +133,7 @@ func (a *admin) AuditShard(ctx context.Context, req *nodev1.AuditShardRequest) (
 		Shard: req.GetShard(), Index: found.Index, Entities: found.Entities,
 		KeysLive: found.KeysLive, KeysExpired: found.KeysExpired, Effects: found.Effects,
 		RowsNumbered: found.Numbered, RowsPending: found.Pending, RowsSkipped: found.Skipped,
-		LanesParked: found.Parked, Applied: found.Applied, Findings: found.Findings,
+		LanesParked: found.Parked, Applied: found.Applied, Findings: append(found.Differences, found.Findings...),
 	}
 	a.compareReplicas(ctx, p, r, req.GetAudit(), res)
 	return res, nil

@@ -66,6 +66,29 @@ func (c *testCluster) start() {
 		c.nodes[name] = n
 		c.join = append(c.join, n.Addresses().Gossip)
 	}
+	c.awaitReady()
+}
+
+// restart starts nodes that were stopped, with the ports that they get now, and
+// waits until every shard is served.
+func (c *testCluster) restart(names ...string) {
+	c.t.Helper()
+	c.join = nil
+	for _, n := range c.nodes {
+		c.join = append(c.join, n.Addresses().Gossip)
+	}
+	for _, name := range names {
+		n, err := node.Start(c.t.Context(), c.config(name))
+		if err != nil {
+			c.t.Fatalf("start %s: %v", name, err)
+		}
+		c.nodes[name] = n
+	}
+	c.awaitReady()
+}
+
+func (c *testCluster) awaitReady() {
+	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
 	defer cancel()
 	for name, n := range c.nodes {

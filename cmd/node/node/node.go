@@ -43,6 +43,7 @@ type Node struct {
 	listeners listeners
 	disk      *diskGuard
 	hands     *hands
+	tracing   *tracing // nil: off
 
 	inner    atomic.Pointer[parts] // nil until the cluster is formed
 	draining atomic.Bool
@@ -97,6 +98,9 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	if n.hands, err = openHands(n.cfg.Dir, n.log); err != nil {
+		return err
+	}
+	if n.tracing, err = openTracing(n.cfg); err != nil {
 		return err
 	}
 	n.disk = newDiskGuard(n.cfg.Dir, n.cfg.FreeMin, n.log, n.leaveLeading)
@@ -200,7 +204,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 		return err
 	}
 	entities, err := gateway.NewEntityService(gateway.EntityConfig{
-		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Logger: n.log,
+		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Tracer: n.tracing.port(), Logger: n.log,
 	})
 	if err != nil {
 		return err

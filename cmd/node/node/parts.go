@@ -82,7 +82,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 	p = &parts{node: n.cfg.ID, disk: n.disk, stopping: &n.draining, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
 		Node: n.cfg.ID, Registry: n.registry, Shards: n.table.Shards, Window: p.window, Courier: n.router, Admit: p.admit,
-		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Logger: n.log,
+		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Tracer: n.tracing.port(), Logger: n.log,
 	}); err != nil {
 		return nil, err
 	}
@@ -93,6 +93,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 		OnLease: func(shard uint32, lease *replica.Lease) {
 			n.gossip.Announce(membership.LeaderHint{Shard: shard, Epoch: lease.Epoch(), Term: lease.Term(), Node: n.cfg.ID})
 			replicas.lead(shard, lease)
+			n.auditor.lead()
 			n.routesChanged()
 		},
 		OnLeader: func(shard uint32, node string, epoch, term uint64) {

@@ -144,6 +144,9 @@ func (n *Node) close(ctx context.Context) error {
 			_ = l.Close() // its server may have closed it
 		}
 	}
+	if n.tracing != nil {
+		n.tracing.close(ctx)
+	}
 	if n.identity != nil {
 		errs = append(errs, n.identity.Close())
 	}
