@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"writ/actors/entity"
+	"writ/internal/mutant"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -29,7 +30,7 @@ func (r *Runtime) UpdateLane(ctx context.Context, number uint32, update *recordv
 		return entity.Errorf(entity.Invalid, "the lane's source cannot exist")
 	}
 	destination := fromRef(update.GetDestination())
-	if sequence := update.GetSkip(); sequence != 0 {
+	if sequence := update.GetSkip(); sequence != 0 && !mutant.Off(mutant.SkipThere) {
 		taken, err := r.skipThere(ctx, number, source, destination, sequence)
 		if err != nil {
 			return err

@@ -180,3 +180,18 @@ func TestSkipWithoutItsDestination(t *testing.T) {
 	close(proceed)
 	w.resumed(1)
 }
+
+// A destination of a kind that nobody has takes marks, too.
+func TestSkipToAnUnknownKind(t *testing.T) {
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a")}})
+	s := &skipped{w, ref("a", "1"), ref("x", "1")}
+	w.must(s.a, "k", &text{Value: "x/1 x/1"})
+	parked := func() bool { return w.lane(s.a, s.x).GetStatus() == recordv1.Lane_PARKED }
+	w.metrics.until(t, parked)
+	s.must(s.skip())
+	s.must(s.change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Resume{Resume: true}}))
+	w.metrics.until(t, func() bool { return parked() && w.lane(s.a, s.x).GetConfirmed() == 1 })
+	if l := w.lane(s.a, s.x); l.GetSkipped() != 1 || s.mark().GetSkipped() != 1 {
+		t.Errorf("lane %v, mark %v", l, s.mark())
+	}
+}

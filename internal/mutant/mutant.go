@@ -46,6 +46,8 @@ const (
 	ActiveFormat Safeguard = "active format"
 	// A refused event is counted through the log.
 	Attempt Safeguard = "attempts in the log"
+	// A skip is marked at the destination before its row loses the event.
+	SkipThere Safeguard = "skip at the destination"
 )
 
 // All are all safeguards.

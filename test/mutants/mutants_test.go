@@ -40,6 +40,7 @@ var hunts = []hunt{
 	{mutant.ActiveFormat, "persistence/replica", "TestEntriesAreOfTheActiveFormat"},
 	{mutant.SendBeforeMark, "actors", "TestTroubleCountsNoAttempt"},
 	{mutant.Attempt, "actors", "TestPoisonAmongGoodLanes"},
+	{mutant.SkipThere, "actors", "TestSkipBeforeTheCopyComes"},
 	{mutant.EpochAlone, "actors", "TestFirstBatchOfAnEpochTravelsAlone"},
 	{mutant.OutputGate, "actors", "TestLeaseEndsInFlight|TestFailedRecord"},
 	{mutant.InFlightKey, "actors", "TestOneKeyAtOnce|TestInFlight"},
