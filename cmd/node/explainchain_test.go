@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ func TestExplainWhatIsConfirmed(t *testing.T) {
 	if err := n.AwaitReady(ctx); err != nil {
 		t.Fatal(err)
 	}
-	at := target{Addr: []string{n.Addresses().GRPC}}
+	at := target{Addr: []string{n.Addresses().GRPC}, wait: newPatience(io.Discard)}
 	cl, closeClient, err := at.client()
 	if err != nil {
 		t.Fatal(err)
