@@ -162,7 +162,8 @@ func (g *group) awaitFailure() {
 }
 
 // stop ends the group and waits for its goroutines. After a failure it waits for
-// a bounded time only. The owner's drain of notify must still be running.
+// a bounded time only. Raft does not wait for notify once it is shut down, so the
+// owner's drain may have ended.
 func (g *group) stop() error {
 	g.cancel()
 	if g.trans == nil {

@@ -193,8 +193,8 @@ func (m *Meta) Members() (voters, learners []Server) {
 	return membersOf(m.group.members.Load().configuration)
 }
 
-// AddLearner takes a replica in without a vote; AddVoter takes it in if need be
-// and gives it its vote; Remove takes it out. They work on the leader only.
+// AddLearner takes a server in without a vote; nil if it is in. It works on the
+// leader only.
 func (m *Meta) AddLearner(ctx context.Context, s Server) error { return m.addLearner(ctx, s) }
 
 // AddVoter gives a server its vote, and takes it in before if it is not in yet.
