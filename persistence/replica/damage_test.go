@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -312,4 +313,57 @@ func copyFile(from, to string) error {
 		return err
 	}
 	return os.WriteFile(to, content, 0o600)
+}
+
+// Without its log, and without the files that would tell of it, a replica looks as
+// if it had never lived: it would vote and acknowledge anew (C002).
+func TestFolderThatLostItsLogIsRefused(t *testing.T) {
+	for _, loss := range []struct {
+		name string
+		do   func(dir string) error
+	}{
+		{"everything gone", os.RemoveAll},
+		{"log gone", func(dir string) error { return os.RemoveAll(filepath.Join(dir, logDir)) }},
+		{"log emptied", func(dir string) error {
+			return forEach(filepath.Join(dir, logDir, "*"), os.RemoveAll)
+		}},
+	} {
+		t.Run(loss.name, func(t *testing.T) {
+			c := newCluster(t, 3, nil)
+			c.startAll(1)
+			c.write(0, "e", 0, "x")
+			if err := c.stop("a"); err != nil {
+				t.Fatal(err)
+			}
+			config := c.config("a")
+			config.HeldLog = true
+			if err := loss.do(c.dirs["a"]); err != nil {
+				t.Fatal(err)
+			}
+			h, err := NewHost(config)
+			if err == nil {
+				_ = h.Close(t.Context())
+				t.Fatal("it is opened as if it had never held anything")
+			}
+			if !strings.Contains(err.Error(), "clear the whole data folder") || !strings.Contains(err.Error(), c.dirs["a"]) {
+				t.Errorf("it says %v", err)
+			}
+			if _, err := os.Stat(filepath.Join(c.dirs["a"], shardsDir)); loss.name == "everything gone" && err == nil {
+				t.Error("a refused folder was written to")
+			}
+		})
+	}
+}
+
+func TestFolderWithItsLogIsTaken(t *testing.T) {
+	held := false
+	c := newCluster(t, 1, func(config *Config) { config.HeldLog = held })
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	held = true
+	c.startAll(1)
+	c.wantEverywhere(0, "e", "x")
 }

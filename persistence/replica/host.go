@@ -58,6 +58,9 @@ func NewHost(c Config) (*Host, error) {
 		replicas:  map[uint32]*Replica{},
 		greeting:  map[net.Conn]struct{}{},
 	}
+	if err := h.checkHeld(); err != nil {
+		return nil, fmt.Errorf("replica host: %w", err)
+	}
 	if err := h.prepareDir(); err != nil {
 		return nil, fmt.Errorf("replica host: %w", err)
 	}
@@ -76,6 +79,16 @@ func NewHost(c Config) (*Host, error) {
 		h.goroutine.Go(h.watchLog)
 	}
 	return h, nil
+}
+
+// checkHeld refuses a folder that has lost its log, before anything is made anew
+// in it: who brings the log back needs its place empty.
+func (h *Host) checkHeld() error {
+	dir := filepath.Join(h.config.Dir, logDir)
+	if !h.config.HeldLog || logExists(dir, h.config.fs) {
+		return nil
+	}
+	return fmt.Errorf("data folder %s has held data, but its log (%s) is gone, and with it what this node has voted and acknowledged: bring the folder %s back as it was last, or clear the whole data folder to let the node join anew, to be filled by the others", h.config.Dir, dir, logDir)
 }
 
 // prepareDir makes the folders and removes what was left half-received.

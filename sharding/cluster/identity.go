@@ -44,6 +44,7 @@ type identityRecord struct {
 	ListHash    string   `json:"list_hash,omitempty"` // hex; of the list promised to
 	Member      bool     `json:"member,omitempty"`
 	Bootstrap   []Server `json:"bootstrap,omitempty"`
+	HeldData    bool     `json:"held_data,omitempty"`
 }
 
 const (
@@ -135,6 +136,20 @@ func (id *Identity) ClusterID() string { return id.snapshot().ClusterID }
 // Member reports whether the node has taken part in its cluster.
 func (id *Identity) Member() bool { return id.snapshot().Member }
 
+// HeldData reports whether this incarnation has had a log: without it the node
+// cannot know any more what it has voted and acknowledged.
+func (id *Identity) HeldData() bool { return id.snapshot().HeldData }
+
+// NoteData notes, for good, that this incarnation has a log now. It comes after
+// the log is on disk and before anything is written to it: a crash in between is
+// neither taken for a loss, nor hides one.
+func (id *Identity) NoteData() error {
+	return id.change(func(r *identityRecord) error {
+		r.HeldData = true
+		return nil
+	})
+}
+
 func (id *Identity) snapshot() identityRecord {
 	id.mu.Lock()
 	defer id.mu.Unlock()
@@ -159,7 +174,7 @@ func (id *Identity) change(step func(*identityRecord) error) error {
 }
 
 func (r identityRecord) equal(other identityRecord) bool {
-	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName
+	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName && r.HeldData == other.HeldData
 	return same && r.ClusterID == other.ClusterID && r.ListHash == other.ListHash && r.Member == other.Member
 }
 

@@ -213,3 +213,20 @@ func TestIdentityCrashAtEveryStep(t *testing.T) {
 		closeIdentity(t, again)
 	}
 }
+
+func TestIdentityRemembersThatItHeldData(t *testing.T) {
+	dir := t.TempDir()
+	id := openIdentity(t, dir, "n1")
+	if id.HeldData() {
+		t.Error("a new folder has held data")
+	}
+	if err := id.NoteData(); err != nil {
+		t.Fatal(err)
+	}
+	closeIdentity(t, id)
+	id = openIdentity(t, dir, "n1")
+	defer closeIdentity(t, id)
+	if !id.HeldData() {
+		t.Error("forgotten at a restart")
+	}
+}
