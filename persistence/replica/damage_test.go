@@ -367,3 +367,32 @@ func TestFolderWithItsLogIsTaken(t *testing.T) {
 	c.startAll(1)
 	c.wantEverywhere(0, "e", "x")
 }
+
+// What a start has found on the disk is told until it is dropped: it may be a
+// voter that the placement has no more.
+func TestHostTellsWhatItsDiskHolds(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.startAll(2)
+	c.lease(0, 0)
+	c.lease(1, 0)
+	if got := c.host("a").Kept(0, 1); got != 0 {
+		t.Errorf("generation %d was there before the first start", got)
+	}
+	if err := c.host("a").Drop(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	h := c.start("a")
+	if held, dropped, other, never := h.Kept(0, 1), h.Kept(1, 1), h.Kept(0, 2), h.Kept(2, 1); held != 1 || dropped+other+never != 0 {
+		t.Errorf("held %d, dropped %d, of another epoch %d, never held %d", held, dropped, other, never)
+	}
+	c.open("a", shardConfig(0, 1, nil))
+	if err := h.Drop(0); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.Kept(0, 1); got != 0 {
+		t.Errorf("generation %d is told of after it was dropped", got)
+	}
+}

@@ -41,6 +41,7 @@ type Host struct {
 	closed   bool
 	replicas map[uint32]*Replica
 	meta     *Meta
+	kept     []groupKey            // on disk since before this start
 	greeting map[net.Conn]struct{} // accepted, not yet handed to a group
 }
 
@@ -184,6 +185,20 @@ func (h *Host) Replicas() []*Replica {
 	return all
 }
 
+// Kept is the newest generation of a shard's replica under an epoch that the log
+// has remembered since before this start and that has not been dropped since, 0
+// for none. It may be a voter that its group needs.
+func (h *Host) Kept(shard uint32, epoch uint64) (generation uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, k := range h.kept {
+		if k.shard == shard && k.epoch == epoch {
+			generation = max(generation, k.generation)
+		}
+	}
+	return generation
+}
+
 // Drop stops a replica and deletes its file, its log and its stable values. Its
 // generation cannot be opened again. It is nil if there is no replica.
 func (h *Host) Drop(shard uint32) error {
@@ -195,7 +210,13 @@ func (h *Host) Drop(shard uint32) error {
 	if err := r.close(); err != nil {
 		h.logger.Warn("stop a replica to drop it", slog.Any("shard", shard), slog.Any("error", err))
 	}
-	return wrap(fmt.Sprintf("drop shard %d", shard), h.drop(r.key))
+	if err := h.drop(r.key); err != nil {
+		return fmt.Errorf("drop shard %d: %w", shard, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.kept = slices.DeleteFunc(h.kept, func(k groupKey) bool { return k == r.key })
+	return nil
 }
 
 // Close ends all leases, stops all groups and flushes all files. It waits until

@@ -34,7 +34,8 @@ type fakeNode struct {
 	dir        string
 	id         *Identity
 	up         bool
-	replicas   map[uint32]*fakeReplica
+	replicas   map[uint32]*fakeReplica // open
+	kept       map[uint32]*fakeReplica // on disk since the last run, not open yet
 	controller *Controller
 	reconciler *Reconciler
 	registrar  *Registrar
@@ -66,7 +67,7 @@ func newWorld(t *testing.T) *world {
 
 // add starts a node with an empty disk.
 func (w *world) add(name, zone string, c ControllerConfig) *fakeNode {
-	n := &fakeNode{w: w, name: name, dir: filepath.Join(w.t.TempDir(), name), replicas: map[uint32]*fakeReplica{}}
+	n := &fakeNode{w: w, name: name, dir: filepath.Join(w.t.TempDir(), name), replicas: map[uint32]*fakeReplica{}, kept: map[uint32]*fakeReplica{}}
 	w.nodes[name] = n
 	n.start(zone, c)
 	return n
@@ -85,6 +86,8 @@ func (n *fakeNode) stop() {
 	if n.up {
 		closeIdentity(n.w.t, n.id)
 		n.up = false
+		maps.Copy(n.kept, n.replicas)
+		clear(n.replicas)
 	}
 }
 
@@ -92,7 +95,7 @@ func (n *fakeNode) stop() {
 func (n *fakeNode) wipe() {
 	n.stop()
 	n.dir += "+"
-	clear(n.replicas)
+	clear(n.kept)
 }
 
 func (n *fakeNode) server(generation uint64) Server {
@@ -343,7 +346,21 @@ func (n *fakeNode) Open(c ReplicaConfig) error {
 		n.w.t.Errorf("%s bootstraps shard %d, whose group is %v", n.name, c.Shard, g.voters)
 	}
 	n.replicas[c.Shard] = &fakeReplica{server: s, config: c}
+	if kept := n.kept[c.Shard]; kept != nil && kept.server == s {
+		n.replicas[c.Shard] = kept
+		delete(n.kept, c.Shard)
+	}
 	return nil
+}
+
+// Kept implements Replicas.
+func (n *fakeNode) Kept(shard uint32, _ uint64) uint64 {
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if kept := n.kept[shard]; kept != nil {
+		return kept.server.Generation
+	}
+	return 0
 }
 
 // Drop implements Replicas.

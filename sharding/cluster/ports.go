@@ -100,6 +100,9 @@ type ReplicaConfig struct {
 type Replicas interface {
 	// Open opens a replica or creates it. A damaged one stands as quarantined.
 	Open(c ReplicaConfig) error
+	// Kept is the newest generation of a shard's replica under an epoch that was on
+	// the disk at the start and has not been dropped since, 0 for none.
+	Kept(shard uint32, epoch uint64) uint64
 	// Drop shuts a replica down and deletes what it holds.
 	Drop(shard uint32) error
 	// Statuses describes the replicas that are open.

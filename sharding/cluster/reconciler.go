@@ -147,8 +147,6 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 	mine := p.mine(place)
 	here := reportOf(p.local, place.GetShard())
 	switch {
-	case here == nil && mine == nil:
-		return false, nil
 	case here == nil:
 		return p.open(place, mine)
 	case mine == nil || here.GetReplicaGeneration() < mine.GetGeneration():
@@ -174,15 +172,24 @@ func (p *pass) mine(place *nodev1.ShardPlacement) *nodev1.ReplicaPlacement {
 	return nil
 }
 
-// open opens a replica. Only a state that is surely not out of date may
+// open opens a replica: first of all one that the last run has left, whatever the
+// placement says, for the group may need its vote until its leader has taken that
+// away; only drop ends a replica. For a new one, only a state that is surely not out of date may
 // bootstrap a group: the group may have been formed, and moved away, since.
 func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement) (bool, error) {
+	generation := p.r.config.Replicas.Kept(place.GetShard(), place.GetEpoch())
+	switch {
+	case generation == 0 && mine == nil:
+		return false, nil
+	case generation == 0:
+		generation = mine.GetGeneration()
+	}
 	c := ReplicaConfig{
 		Shard: place.GetShard(), Range: sharding.Range{First: place.GetRangeFirst(), Last: place.GetRangeLast()},
-		Epoch: place.GetEpoch(), Generation: mine.GetGeneration(),
+		Epoch: place.GetEpoch(), Generation: generation,
 		GenerationWidth: time.Duration(p.state.GetGenerationWidth()),
 	}
-	if !place.GetFormed() {
+	if !place.GetFormed() && mine.GetGeneration() == generation {
 		if ok, _ := p.r.config.Placements.Ready(); !ok {
 			return false, nil
 		}

@@ -292,6 +292,7 @@ type fakeHost struct {
 func (h *fakeHost) State() *nodev1.MetaState        { return h.state }
 func (h *fakeHost) Ready() (bool, string)           { return h.ready, "" }
 func (h *fakeHost) Statuses() []*nodev1.ShardStatus { return nil }
+func (h *fakeHost) Kept(uint32, uint64) uint64      { return 0 }
 func (h *fakeHost) Open(c ReplicaConfig) error      { h.opened = append(h.opened, c); return nil }
 
 func TestAgentRunsAllParts(t *testing.T) {

@@ -205,6 +205,9 @@ func (r *replicas) Open(c cluster.ReplicaConfig) error {
 	return nil
 }
 
+// Kept implements cluster.Replicas.
+func (r *replicas) Kept(shard uint32, epoch uint64) uint64 { return r.parts.host.Kept(shard, epoch) }
+
 // Drop implements cluster.Replicas.
 func (r *replicas) Drop(shard uint32) error {
 	r.mu.Lock()
