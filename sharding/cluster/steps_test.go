@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
 )
@@ -170,6 +172,8 @@ func TestOrdersThatMakeNoSense(t *testing.T) {
 			{Shard: 1, Replicas: []*nodev1.ReplicaPlacement{{Node: "n3", Incarnation: "3", Generation: 2}}},
 		},
 	}
+	wider := proto.CloneOf(s)
+	wider.Nodes["n4"] = &nodev1.NodeEntry{Name: "n4", Incarnation: "4", State: nodev1.NodeEntry_ACTIVE}
 	for name, err := range map[string]error{
 		"no such node":        setNodeState(s, "n9", nodev1.NodeEntry_DRAINING),
 		"no such state":       setNodeState(s, "n1", 7),
@@ -179,7 +183,7 @@ func TestOrdersThatMakeNoSense(t *testing.T) {
 		"to a draining node":  moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n1", To: "n3"}),
 		"to nobody":           moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n1"}),
 		"not formed":          moveShard(s, &nodev1.MoveShardRequest{Shard: 1, From: "n3", To: "n1"}),
-		"from a node without": moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n3", To: "n1"}),
+		"from a node without": moveShard(wider, &nodev1.MoveShardRequest{Shard: 0, From: "n3", To: "n4"}),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
