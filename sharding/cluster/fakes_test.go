@@ -34,6 +34,7 @@ type fakeNode struct {
 	dir        string
 	id         *Identity
 	up         bool
+	low        bool                    // its disk is
 	replicas   map[uint32]*fakeReplica // open
 	kept       map[uint32]*fakeReplica // on disk since the last run, not open yet
 	controller *Controller
@@ -216,6 +217,16 @@ func (g *fakeGroup) remove(t *testing.T, what string, s Server, live func(Server
 	return nil
 }
 
+func (g *fakeGroup) transfer(to string, live func(Server) bool) error {
+	i := slices.IndexFunc(g.voters, func(x Server) bool { return x.Node == to && live(x) })
+	if i < 0 {
+		return errors.New("it has no vote")
+	}
+	g.leader = g.voters[i]
+	g.term++
+	return nil
+}
+
 func deleteServer(list []Server, s Server) []Server {
 	return slices.DeleteFunc(slices.Clone(list), func(o Server) bool { return o == s })
 }
@@ -303,6 +314,13 @@ func (m fakeMembers) Remove(_ context.Context, s Server) error {
 	defer m.n.w.mu.Unlock()
 	g := m.n.w.meta
 	return g.change(m.n.name, m.n.w.metaLive, func() error { return g.remove(m.n.w.t, "meta group", s, m.n.w.metaLive) })
+}
+
+func (m fakeMembers) TransferLeadership(_ context.Context, to string) error {
+	m.n.w.mu.Lock()
+	defer m.n.w.mu.Unlock()
+	g := m.n.w.meta
+	return g.change(m.n.name, m.n.w.metaLive, func() error { return g.transfer(to, m.n.w.metaLive) })
 }
 
 // Promise implements Founders.
@@ -394,6 +412,9 @@ func (n *fakeNode) Statuses() []*nodev1.ShardStatus {
 				s.Learners = append(s.Learners, l.Node)
 			}
 		}
+		if n.low && !r.broken {
+			s.State = StateLowDisk
+		}
 		list = append(list, s)
 	}
 	return list
@@ -449,13 +470,5 @@ func (s fakeShard) Remove(_ context.Context, x Server) error {
 func (s fakeShard) TransferLeadership(_ context.Context, to string) error {
 	s.n.w.mu.Lock()
 	defer s.n.w.mu.Unlock()
-	return s.change(s.n.name, s.live, func() error {
-		i := slices.IndexFunc(s.voters, func(x Server) bool { return x.Node == to && s.live(x) })
-		if i < 0 {
-			return errors.New("it has no vote")
-		}
-		s.leader = s.voters[i]
-		s.term++
-		return nil
-	})
+	return s.change(s.n.name, s.live, func() error { return s.transfer(to, s.live) })
 }

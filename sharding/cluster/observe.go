@@ -108,9 +108,12 @@ func (o *observer) since(key string, now bool) time.Duration {
 }
 
 // stateQuarantined is the state of a replica that will never work again.
+// StateLowDisk is that of a sound one on a node that takes no commands, for its
+// disk is nearly full: what it leads should be led elsewhere.
 const (
 	stateServing     = "serving"
 	stateQuarantined = "quarantined"
+	StateLowDisk     = "low disk"
 )
 
 // findBroken notes the replicas in quarantine. A node on which a replica breaks

@@ -73,6 +73,7 @@ type MetaMembers interface {
 	AddLearner(ctx context.Context, s Server) error
 	AddVoter(ctx context.Context, s Server) error
 	Remove(ctx context.Context, s Server) error
+	TransferLeadership(ctx context.Context, to string) error
 }
 
 // Placements is what the reconciler follows: the state of the meta group, and

@@ -156,10 +156,13 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 	case here.GetReplicaGeneration() > mine.GetGeneration():
 		return false, nil // this state is older than the replica
 	}
-	if here.GetState() == stateServing && here.GetLeader() == p.r.config.Node {
+	switch {
+	case here.GetLeader() != p.r.config.Node:
+		return false, nil
+	case here.GetState() == stateServing, here.GetState() == StateLowDisk:
 		return p.lead(place, here)
 	}
-	return false, nil
+	return false, nil // it is stopping, and hands over by itself
 }
 
 // mine is this node's replica of a shard by the placement, nil if it has none.

@@ -499,3 +499,65 @@ func TestReplicaThatIsReplacedIsOpenedAgain(t *testing.T) {
 		w.settle("n3 is back")
 	})
 }
+
+// ledBy lists what a node leads.
+func (w *world) ledBy(name string) (list []string) {
+	for shard, g := range w.groups {
+		if g.leader.Node == name {
+			list = append(list, fmt.Sprint("shard ", shard))
+		}
+	}
+	if w.meta.leader.Node == name {
+		list = append(list, "the meta group")
+	}
+	return list
+}
+
+// A node whose disk is low refuses commands: whatever it leads, and whenever it
+// came to lead it, goes to a node that takes them (C075).
+func TestNodeOnALowDiskLeadsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.nodes["n1"].low = true
+		w.rounds(15)
+		if list := w.ledBy("n1"); len(list) > 0 {
+			t.Errorf("n1 still leads %v", list)
+		}
+		for _, g := range append(slices.Collect(maps.Values(w.groups)), w.meta) {
+			g.leader = w.nodes["n1"].server(0)
+			for _, s := range g.voters {
+				if s.Node == "n1" {
+					g.leader = s
+				}
+			}
+			g.term++
+		}
+		w.rounds(15)
+		if list := w.ledBy("n1"); len(list) > 0 {
+			t.Errorf("n1 was elected, and still leads %v", list)
+		}
+		w.nodes["n1"].low = false
+		w.settle("n1 has room again")
+	})
+}
+
+// If all disks are low nobody is better, and leaderships stay where they are.
+func TestLowDisksEverywhereMoveNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		for _, n := range w.nodes {
+			n.low = true
+		}
+		terms := func() (sum uint64) {
+			for _, g := range w.groups {
+				sum += g.term
+			}
+			return sum + w.meta.term
+		}
+		before := terms()
+		w.rounds(40)
+		if got := terms(); got != before {
+			t.Errorf("%d changes of leaders", got-before)
+		}
+	})
+}

@@ -235,7 +235,7 @@ func (r *replicas) Group(shard uint32) cluster.Group {
 // States of a replica that is sound, on a node that should lead nothing: others
 // give a replica that is not "serving" no leadership and no vote.
 const (
-	stateLowDisk  = "low disk"
+	stateLowDisk  = cluster.StateLowDisk
 	stateStopping = "stopping"
 )
 
@@ -324,6 +324,11 @@ func (m metaMembers) AddVoter(ctx context.Context, s cluster.Server) error {
 // Remove implements cluster.MetaMembers.
 func (m metaMembers) Remove(ctx context.Context, s cluster.Server) error {
 	return m.meta.Remove(ctx, replica.Server(s))
+}
+
+// TransferLeadership implements cluster.MetaMembers.
+func (m metaMembers) TransferLeadership(ctx context.Context, to string) error {
+	return m.meta.TransferLeadership(ctx, to)
 }
 
 func clusterServers(list []replica.Server) []cluster.Server {
