@@ -235,6 +235,30 @@ func TestSecondProcessWithOneNameGivesUp(t *testing.T) {
 	}
 }
 
+// The process that was there first may hear of the conflict first. While it waits
+// for the other one to give up it must go on answering, or the other one takes it
+// for the ghost of an earlier run, and both stay (C069).
+func TestFirstProcessAnswersWhileItWaits(t *testing.T) {
+	first := start(t, config("b"))
+	settled(t, first)
+	second, err := create(t.Context(), config("b").withDefaults()) // does only what it is told
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := second.list.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	first.conflicts <- addr(second)   // as from memberlist
+	second.answer(<-second.instances) // to the question that follows
+	for i := range 3 {                // the first of these may still meet that question
+		if _, alive := second.ask(t.Context(), addr(first)); !alive {
+			t.Fatalf("question %d: the living first process counts as a ghost", i+1)
+		}
+	}
+}
+
 func TestPortInUse(t *testing.T) {
 	a := start(t, config("a"))
 	c := config("b")
