@@ -49,6 +49,9 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	if c.Cluster == "" {
 		return errors.New("--cluster (WRIT_CLUSTER) is missing: give all nodes of one cluster the same name, so that nodes of another cannot slip in")
 	}
+	if len(c.InitialNodes) == 0 && len(c.Join) == 0 {
+		return errors.New("--initial-nodes (WRIT_INITIAL_NODES) and --join (WRIT_JOIN) are both missing: name the nodes that form the cluster, be it this one alone, or the gossip address of a node of the cluster that this one joins")
+	}
 	limits := node.DefaultLimits()
 	if c.Limits != "" {
 		text, err := os.ReadFile(c.Limits)
