@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"time"
 
@@ -49,9 +50,6 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 	if c.Cluster == "" {
 		return errors.New("--cluster (WRIT_CLUSTER) is missing: give all nodes of one cluster the same name, so that nodes of another cannot slip in")
 	}
-	if len(c.InitialNodes) == 0 && len(c.Join) == 0 {
-		return errors.New("--initial-nodes (WRIT_INITIAL_NODES) and --join (WRIT_JOIN) are both missing: name the nodes that form the cluster, be it this one alone, or the gossip address of a node of the cluster that this one joins")
-	}
 	limits := node.DefaultLimits()
 	if c.Limits != "" {
 		text, err := os.ReadFile(c.Limits)
@@ -66,7 +64,7 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
-		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
+		FreeMin: min(c.FreeMinMB, math.MaxUint64>>20) << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
 		Logger: newLogger(std.err, c.ID, c.Verbose),
 	})
 	if err != nil {
