@@ -321,3 +321,56 @@ func TestAgentRunsAllParts(t *testing.T) {
 		}
 	})
 }
+
+// TestRemovedNodeHearsOfItByAsking: its replica of the meta group is out of the
+// group, and what it holds is older than the removal.
+func TestRemovedNodeHearsOfItByAsking(t *testing.T) {
+	id := openIdentity(t, t.TempDir(), "me")
+	defer closeIdentity(t, id)
+	if err := id.join("c"); err != nil {
+		t.Fatal(err)
+	}
+	old := &nodev1.MetaState{ClusterId: "c", Nodes: map[string]*nodev1.NodeEntry{"me": {Name: "me", Incarnation: id.Incarnation()}}}
+	removed := entity.Errorf(entity.Denied, "node me has been removed")
+	for name, x := range map[string]struct {
+		leader string
+		answer error
+		want   string
+	}{
+		"removed":              {answer: removed, want: "removed"},
+		"nobody answers":       {answer: errLink},
+		"the leader is heard":  {leader: "n1", answer: removed}, // it would have told
+		"registered all along": {},
+	} {
+		peers := phoneBook{"n1": func() (*nodev1.RegisterResponse, error) {
+			return &nodev1.RegisterResponse{ClusterId: "c", Registered: true}, x.answer
+		}}
+		meta := oldMeta{state: old, leader: x.leader}
+		r := NewRegistrar(RegistrarConfig{Identity: id, Meta: meta, Members: nobody{}, Peers: peers, Directory: onlyN1{}})
+		if _, err := r.Step(t.Context()); err != nil && x.want == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := r.State(); (x.want == "") != (got == "") || !strings.Contains(got, x.want) {
+			t.Errorf("%s: it says %q", name, got)
+		}
+	}
+}
+
+// oldMeta is a meta replica that does not hear its group.
+type oldMeta struct {
+	Meta
+	state  *nodev1.MetaState
+	leader string
+}
+
+func (m oldMeta) State() *nodev1.MetaState { return m.state }
+func (m oldMeta) IsLeader() bool           { return false }
+func (m oldMeta) Leader() string           { return m.leader }
+
+type nobody struct{ MetaMembers }
+
+func (nobody) Members() (voters, learners []Server) { return nil, nil }
+
+type onlyN1 struct{}
+
+func (onlyN1) Members() []Member { return []Member{{Name: "n1", Alive: true}} }

@@ -123,6 +123,9 @@ func (n *Node) unready() Readiness {
 	if ok, reason := p.meta.Ready(); !ok {
 		r.Reasons["meta"] = reason
 	}
+	if reason := p.agent.Refused(); reason != "" {
+		r.Reasons["registry"] = reason
+	}
 	placed := p.meta.State().GetShards()
 	if len(placed) == 0 {
 		r.Reasons["placement"] = "no shards are placed yet"
