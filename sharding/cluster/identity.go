@@ -150,6 +150,29 @@ func (id *Identity) NoteData() error {
 	})
 }
 
+// InPlace says how the folder is no longer the one that was opened: deleted, moved
+// away or replaced. What is written then goes to files that no name leads to, and
+// the next start finds nothing, or something else. The lock file tells: nobody
+// writes it anew.
+func (id *Identity) InPlace() error {
+	opened, err := id.lock.Stat()
+	if err != nil {
+		return fmt.Errorf("data folder %s: %w", id.dir, err)
+	}
+	for _, name := range []string{identityLock, identityFile} {
+		found, err := os.Stat(filepath.Join(id.dir, name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return fmt.Errorf("data folder %s was deleted or moved while the node ran (%s is gone): bring it back as it is now, or start the node on an empty folder to let it join anew", id.dir, name)
+		case err != nil:
+			return nil // trouble with the disk, which others notice
+		case name == identityLock && !os.SameFile(opened, found):
+			return fmt.Errorf("data folder %s was replaced by another one while the node ran: bring the old one back, or start the node on an empty folder to let it join anew", id.dir)
+		}
+	}
+	return nil
+}
+
 func (id *Identity) snapshot() identityRecord {
 	id.mu.Lock()
 	defer id.mu.Unlock()

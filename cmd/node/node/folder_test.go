@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"writ/actors/client"
 	"writ/cmd/node/node"
 )
 
@@ -50,4 +51,28 @@ func TestIdentityWithoutItsDataIsRefused(t *testing.T) {
 	}
 	c.nodes["n1"] = n
 	awaitFailure(t, n, "clear the whole data folder")
+}
+
+// A node whose folder is gone would acknowledge what no later start can find (C075).
+func TestNodeEndsWhenItsFolderIsDeleted(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	if err := os.Rename(filepath.Join(c.dir, "n2"), filepath.Join(c.dir, "away")); err != nil {
+		t.Fatal(err)
+	}
+	awaitFailure(t, c.nodes["n2"], "was deleted or moved")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := c.nodes["n2"].Stop(ctx); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	delete(c.nodes, "n2")
+	select {
+	case err := <-c.nodes["n1"].Failed():
+		t.Errorf("n1 fails too: %v", err)
+	default:
+	}
+	c.names = []string{"n1", "n3"}
+	if _, err := c.client().Submit(t.Context(), "account", "a", "k", eur(1), client.SubmitOptions{}); err != nil {
+		t.Errorf("without n2: %v", err)
+	}
 }
