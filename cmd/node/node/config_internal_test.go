@@ -30,15 +30,15 @@ func TestEveryNumberOfTheConfigurationIsChecked(t *testing.T) {
 	walk = func(path string, at func(*Config) reflect.Value) {
 		c := soundConfig()
 		v := at(&c)
-		switch v.Kind() {
-		case reflect.Struct:
+		switch {
+		case v.Kind() == reflect.Struct:
 			for i := range v.NumField() {
 				walk(path+"."+v.Type().Field(i).Name, func(c *Config) reflect.Value { return at(c).Field(i) })
 			}
 			return
-		case reflect.Int, reflect.Int64, reflect.Int32:
+		case v.CanInt():
 			v.SetInt(-1)
-		case reflect.Uint32, reflect.Uint64:
+		case v.CanUint():
 			v.SetUint(math.MaxUint64 >> (64 - v.Type().Bits()))
 		default:
 			return
