@@ -2,6 +2,7 @@ package actors
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"strconv"
 	"strings"
@@ -53,20 +54,14 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 		return entity.Errorf(entity.Invalid, "kind %q has no command %q", def.Name(), cut(name, 256))
 	}
 	s := &submit{
-		id: keyID{name, body.GetIdempotencyKey()}, handler: h, size: len(body.GetCommand().GetValue()),
+		id: keyID{name, requestKey(body)}, handler: h, size: len(body.GetCommand().GetValue()),
 		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: trace(req.GetTrace()),
 	}
 	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
 	}
-	if strings.HasPrefix(s.id.key, timerKeys) {
-		return errTimerKey()
-	}
-	if at := body.GetIssuedAt(); at != nil {
-		if err := at.CheckValid(); err != nil {
-			return entity.Errorf(entity.Invalid, "issued_at is not a valid time")
-		}
-		s.issuedAt = at.AsTime()
+	if s.issuedAt, err = issuedAt(body.GetIssuedAt()); err != nil {
+		return err
 	}
 	s.command = h.Type.New().Interface()
 	if err := proto.Unmarshal(body.GetCommand().GetValue(), s.command); err != nil {
@@ -81,8 +76,27 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 	return nil
 }
 
-func errTimerKey() *entity.Error {
-	return entity.Errorf(entity.Invalid, "keys that begin with %q are those of timers", timerKeys)
+// issuedAt is when a client says that it first sent a command; zero: not said.
+func issuedAt(at *timestamppb.Timestamp) (time.Time, error) {
+	if at == nil {
+		return time.Time{}, nil
+	}
+	if err := at.CheckValid(); err != nil {
+		return time.Time{}, entity.Errorf(entity.Invalid, "issued_at is not a valid time")
+	}
+	return at.AsTime(), nil
+}
+
+func errExpired() *entity.Error {
+	return entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known")
+}
+
+// requestKey is the key of a request by its bytes, as text or not.
+func requestKey(req interface {
+	GetIdempotencyKey() string
+	GetIdempotencyKeyBytes() []byte
+}) string {
+	return cmp.Or(req.GetIdempotencyKey(), string(req.GetIdempotencyKeyBytes()))
 }
 
 // trace keeps a W3C traceparent and drops anything longer or not printable.
@@ -112,7 +126,7 @@ func (a *activation) submit(c *call, s *submit) {
 			return
 		}
 		if a.mayBeForgotten(s.issuedAt) {
-			c.refuse(entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known"))
+			c.refuse(errExpired())
 			return
 		}
 	}

@@ -16,16 +16,18 @@ import (
 const (
 	// timerName is the longest name of a timer: a key is made of it.
 	timerName = 200
-	// timerKeys begin the keys under which timers' commands are decided. Clients
-	// cannot use them.
-	timerKeys = "writ.timer/"
+	// timerCommands begin the command types under which timers' commands are
+	// decided: no message has such a name, so no client's key can be one of theirs.
+	timerCommands = "timer "
 	// timersMost bounds the timers of an entity that is deleted.
 	timersMost = 100_000
 )
 
 // timerKey names one setting of a timer: however often it is tried, its command is
 // decided once.
-func timerKey(name string, set uint64) string { return fmt.Sprintf("%s%d/%s", timerKeys, set, name) }
+func timerKey(command, name string, set uint64) keyID {
+	return keyID{timerCommands + command, fmt.Sprintf("%d/%s", set, name)}
+}
 
 // timerChanges is what a decision makes of the entity's timers, by name; nil is
 // gone. The order is that of the mutations.
@@ -351,7 +353,8 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		a.failTimer(c, fired, now, "the command's bytes are not a "+name, true)
 		return
 	}
-	hand := commandInHand(a.ref, name, timerKey(fired.name, timer.GetSet()))
+	id := timerKey(name, fired.name, timer.GetSet())
+	hand := commandInHand(a.ref, id.commandType, id.key)
 	if a.rt.cfg.Hands.Count(hand) {
 		a.failTimer(c, fired, now, a.crashReason(), false)
 		return
@@ -385,7 +388,7 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		}
 	}
 	commit.Key = &recordv1.Key{
-		CommandType: name, Key: []byte(timerKey(fired.name, timer.GetSet())), AcceptedAt: now.UnixNano(),
+		CommandType: id.commandType, Key: []byte(id.key), AcceptedAt: now.UnixNano(),
 		FingerprintAlgorithm: entity.FingerprintAlgorithm, Fingerprint: entity.Fingerprint(command),
 		ExpiresAt: a.lease.LogTime() + int64(a.rt.cfg.window(a.def)),
 	}

@@ -125,15 +125,20 @@ func TestTimer(t *testing.T) {
 		t.Errorf("the delayed event made %d", value)
 	}
 	k.check(t)
-	// Its outcome stands under a key that no client can use.
-	key := fmt.Sprintf("writ.timer/%d/t", set.GetVersion())
-	answer, err := w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Shard: w.shard(a), Tenant: "t", Call: &nodev1.ForwardRequest_Outcome{
-		Outcome: &writv1.OutcomeRequest{Entity: &writv1.EntityRef{Kind: "clock", Id: "a"}, IdempotencyKey: key, CommandType: "google.protobuf.StringValue"},
-	}})
-	if err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_EXECUTED {
-		t.Errorf("outcome: %v, %v", answer, err)
+	// Its outcome stands under a key that no client's can be, whatever its content.
+	key, command := fmt.Sprintf("%d/t", set.GetVersion()), "google.protobuf.StringValue"
+	stored, err := w.stores[w.shard(a)].Key(a, "timer "+command, []byte(key))
+	if err != nil || stored.GetOutcome().GetDecision() != recordv1.Outcome_EXECUTED {
+		t.Errorf("outcome: %v, %v", stored, err)
 	}
-	_, err = w.submit(submitted{ref: a, key: key, command: &text{Value: "set x 1h"}})
+	for _, own := range []string{key, "timer " + key, "writ.timer/" + key} {
+		if answer, err := w.submit(submitted{ref: a, key: own, command: &text{Value: "nothing"}}); err != nil || answer.GetReplayed() {
+			t.Errorf("a client's key %q: %v, %v", own, answer, err)
+		}
+	}
+	_, err = w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Shard: w.shard(a), Tenant: "t", Call: &nodev1.ForwardRequest_Cancel{
+		Cancel: &writv1.OutcomeRequest{Entity: &writv1.EntityRef{Kind: "clock", Id: "a"}, IdempotencyKey: key, CommandType: "timer " + command},
+	}})
 	wantReason(t, err, entity.Invalid)
 	// Nothing of a rejected command and of a handler that set nonsense is left.
 	if answer, err := w.submit(submitted{ref: a, key: "8", command: &text{Value: "reject"}}); err != nil || answer.GetRejection() == nil {

@@ -155,7 +155,7 @@ func (s *EntityService) outcome(ctx context.Context, req *writv1.OutcomeRequest,
 		return nil, s.status(err)
 	}
 	defer leave()
-	checked, err := s.form.outcome(ctx, req)
+	checked, err := s.form.outcome(ctx, req, time.Now())
 	if err != nil {
 		return nil, s.status(err)
 	}
