@@ -298,8 +298,11 @@ func (a *activation) decide(c *call, s *submit) {
 func (a *activation) fillKey(key *recordv1.Key, s *submit) {
 	key.Key = []byte(s.id.key)
 	key.FingerprintAlgorithm, key.Fingerprint = entity.FingerprintAlgorithm, s.fingerprint
-	key.ExpiresAt = a.lease.LogTime() + int64(a.rt.cfg.window(a.def))
+	key.ExpiresAt = a.expiry()
 }
+
+// expiry is the log time until which a key that is stored now is remembered.
+func (a *activation) expiry() int64 { return later(a.lease.LogTime(), a.rt.cfg.window(a.def)) }
 
 // finish answers the caller whose command was decided.
 func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recordv1.Outcome, err error) {

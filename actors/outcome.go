@@ -102,7 +102,7 @@ func (a *activation) cancel(c *call, o *outcome) {
 	commit := a.emptyCommit()
 	commit.Key = &recordv1.Key{
 		CommandType: o.id.commandType, Key: []byte(o.id.key), FingerprintAlgorithm: entity.FingerprintAlgorithm,
-		AcceptedAt: time.Now().UnixNano(), ExpiresAt: a.lease.LogTime() + int64(a.rt.cfg.window(a.def)),
+		AcceptedAt: time.Now().UnixNano(), ExpiresAt: a.expiry(),
 	}
 	commit.Outcome = &recordv1.Outcome{Decision: recordv1.Outcome_CANCELLED, Version: commit.GetBaseVersion() + 1}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}

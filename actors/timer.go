@@ -143,7 +143,7 @@ func (a *activation) unreadTimer(err error) error {
 }
 
 // dueAt is a time as timers have it: 0 is none.
-func dueAt(at time.Time) int64 { return max(1, at.UnixNano()) }
+func dueAt(at time.Time) int64 { return max(1, nanos(at)) }
 
 // newTimer makes a timer of what a handler has set.
 func (a *activation) newTimer(set *entity.Timer, now time.Time, from origin) (*recordv1.Timer, error) {
@@ -194,9 +194,9 @@ func (a *activation) rearmed(fired *recordv1.Timer, now time.Time, commit *recor
 		return nil
 	}
 	timer := proto.CloneOf(fired)
-	timer.Due += every
+	timer.Due = later(timer.GetDue(), time.Duration(every))
 	if late := now.UnixNano() - timer.GetDue(); late >= 0 && timer.GetCatchUp() != recordv1.Timer_ALL {
-		timer.Due += (late/every + 1) * every
+		timer.Due = later(timer.GetDue()+late/every*every, time.Duration(every))
 	}
 	timer.Next, timer.Attempts, timer.Reason = timer.GetDue(), 0, ""
 	timer.Set, timer.Term = commit.GetBaseVersion()+1, a.lease.Term()
@@ -313,7 +313,7 @@ func effective(timer *recordv1.Timer, term uint64, skew time.Duration) int64 {
 	if timer.GetTerm() == term {
 		return timer.GetNext()
 	}
-	return timer.GetNext() + int64(skew)
+	return later(timer.GetNext(), skew)
 }
 
 // admitTimer: a timer waits where a command would be refused.
@@ -390,7 +390,7 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 	commit.Key = &recordv1.Key{
 		CommandType: id.commandType, Key: []byte(id.key), AcceptedAt: now.UnixNano(),
 		FingerprintAlgorithm: entity.FingerprintAlgorithm, Fingerprint: entity.Fingerprint(command),
-		ExpiresAt: a.lease.LogTime() + int64(a.rt.cfg.window(a.def)),
+		ExpiresAt: a.expiry(),
 	}
 	commit.Outcome = result
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {

@@ -2,6 +2,7 @@ package actors_test
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -362,5 +363,51 @@ func TestTimersAreNotPolled(t *testing.T) {
 	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 1 && w.metrics.get("passivations") == 1 })
 	if n := looks.Load(); n > 3 {
 		t.Errorf("%d looks", n)
+	}
+}
+
+// A timer for a time that nobody will see does not fire now, and keeps no other
+// timer from firing.
+func TestFarTimers(t *testing.T) {
+	for name, far := range map[string]entity.Timer{
+		"the year 2500":    {At: time.Date(2500, 1, 1, 0, 0, 0, 0, time.UTC)},
+		"the year 3000":    {At: time.Date(3000, 1, 1, 0, 0, 0, 0, time.UTC)},
+		"for ever":         {After: math.MaxInt64},
+		"once in an age":   {After: time.Millisecond, Every: math.MaxInt64},
+		"skipped, in ages": {After: time.Millisecond, Every: math.MaxInt64 - 1, CatchUp: entity.CatchUpSkip},
+		"each, in ages":    {After: time.Millisecond, Every: math.MaxInt64 - 1, CatchUp: entity.CatchUpAll},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var fired atomic.Int64
+			w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("clock", hooks{command: func(c *entity.Context, s *num, what string) error {
+				switch what {
+				case "far":
+					fired.Add(1)
+				case "near":
+					if s.Value++; s.GetValue() < 20 {
+						c.SetTimer("near", entity.Timer{After: time.Millisecond, Command: &text{Value: "near"}})
+					}
+				case "set":
+					far.Command = &text{Value: "far"}
+					c.SetTimer("far", far)
+					c.SetTimer("near", entity.Timer{After: 10 * time.Millisecond, Command: &text{Value: "near"}})
+				}
+				return nil
+			}})}, change: func(c *actors.Config) { c.TimerSkew = time.Millisecond }})
+			e := ref("clock", "a")
+			w.must(e, "1", &text{Value: "set"})
+			w.lead(0) // another term: the skew counts as well
+			want := int64(0)
+			if far.Every != 0 {
+				want = 1
+			}
+			w.metrics.until(t, func() bool {
+				value, _ := w.stored(e)
+				return value == 20 && fired.Load() >= want
+			})
+			if n := fired.Load(); n != want {
+				t.Errorf("fired %d times, want %d", n, want)
+			}
+		})
 	}
 }

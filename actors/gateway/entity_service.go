@@ -197,7 +197,9 @@ func strangeAnswer() error {
 // forwardRequest begins the envelope of a client's call.
 func forwardRequest(ctx context.Context, tenant string) *nodev1.ForwardRequest {
 	req := &nodev1.ForwardRequest{Tenant: tenant, Trace: traceOf(ctx)}
-	if deadline, ok := ctx.Deadline(); ok {
+	// A deadline beyond what nanoseconds can say is none: it would wrap, and lie in
+	// the past.
+	if deadline, ok := ctx.Deadline(); ok && time.Unix(0, deadline.UnixNano()).Equal(deadline) {
 		req.Deadline = deadline.UnixNano()
 	}
 	return req
