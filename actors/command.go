@@ -91,11 +91,14 @@ func errExpired() *entity.Error {
 	return entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known")
 }
 
-// requestKey is the key of a request by its bytes, as text or not.
-func requestKey(req interface {
+// keyed is a request with an idempotency key.
+type keyed interface {
 	GetIdempotencyKey() string
 	GetIdempotencyKeyBytes() []byte
-}) string {
+}
+
+// requestKey is the key of a request by its bytes, as text or not.
+func requestKey(req keyed) string {
 	return cmp.Or(req.GetIdempotencyKey(), string(req.GetIdempotencyKeyBytes()))
 }
 
@@ -302,7 +305,23 @@ func (a *activation) fillKey(key *recordv1.Key, s *submit) {
 }
 
 // expiry is the log time until which a key that is stored now is remembered.
-func (a *activation) expiry() int64 { return later(a.lease.LogTime(), a.rt.cfg.window(a.def)) }
+func (a *activation) expiry() int64 { return expiry(a.lease.LogTime(), a.rt.cfg.window(a.def)) }
+
+// windowSlices is the number of slices of a window whose keys are forgotten
+// together.
+const windowSlices = 24
+
+// expiry is the end of the slice in which a window ends. The store's own slices are
+// as narrow as the window was when the cluster began: under a window that has grown
+// a thousandfold since then, keys that expired each at its own time would lie in
+// thousands of them, each with a filter that every new key is looked up in.
+func expiry(logTime int64, window time.Duration) int64 {
+	end, slice := later(logTime, window), max(1, int64(window)/windowSlices)
+	if over := end % slice; over != 0 {
+		return later(end, time.Duration(slice-over))
+	}
+	return end
+}
 
 // finish answers the caller whose command was decided.
 func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recordv1.Outcome, err error) {

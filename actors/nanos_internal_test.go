@@ -27,3 +27,25 @@ func TestTimesDoNotWrap(t *testing.T) {
 		}
 	}
 }
+
+// TestExpirySlices covers that keys of any window lie in few slices, and that none
+// is forgotten early or much too late.
+func TestExpirySlices(t *testing.T) {
+	for _, window := range []time.Duration{1, time.Second, time.Hour, 24*time.Hour + 1, 10 * 365 * 24 * time.Hour} {
+		ends := map[int64]bool{}
+		for i := range int64(1000) {
+			now := 7 + int64(window)/1000*i
+			end := expiry(now, window)
+			if kept := end - now; kept < int64(window) || kept > int64(window)+int64(window)/windowSlices {
+				t.Errorf("window %v: kept for %v", window, time.Duration(kept))
+			}
+			ends[end] = true
+		}
+		if len(ends) > windowSlices+2 {
+			t.Errorf("window %v: %d slices", window, len(ends))
+		}
+	}
+	if end := expiry(5, math.MaxInt64); end != math.MaxInt64 {
+		t.Errorf("the longest window ends at %d", end)
+	}
+}

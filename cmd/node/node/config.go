@@ -60,6 +60,7 @@ const (
 	shardsMax            = 1024
 	defaultWindow        = 24 * time.Hour
 	windowMin            = time.Second
+	windowMax            = 10 * 365 * 24 * time.Hour // log time is nanoseconds, which end
 	defaultGrace         = 5 * time.Minute
 	defaultAuditInterval = 5 * time.Second
 	generationsFor       = 24 // slices of a window that are forgotten one at a time
@@ -128,8 +129,8 @@ func (c Config) Validate() error {
 	if c.Shards > shardsMax {
 		errs = append(errs, fmt.Errorf("shards is %d: the limit is %d", c.Shards, shardsMax))
 	}
-	if c.Window != 0 && c.Window < windowMin {
-		errs = append(errs, fmt.Errorf("window is %v: the least is %v", c.Window, windowMin))
+	if c.Window != 0 && (c.Window < windowMin || c.Window > windowMax) {
+		errs = append(errs, fmt.Errorf("window is %v: the least is %v, the most %v", c.Window, windowMin, windowMax))
 	}
 	if c.RetryHorizon < 0 || (c.Window != 0 && c.RetryHorizon > c.Window) {
 		errs = append(errs, fmt.Errorf("retry horizon is %v, the window %v: a retry must find its key", c.RetryHorizon, c.Window))
