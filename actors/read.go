@@ -178,7 +178,18 @@ const versionWaitMost = 30 * time.Second
 
 func (w *versionWait) stop() { w.timer.Stop() }
 
+// waitForVersion has a read wait. From here on it counts as a wait and not as work
+// in progress.
 func (a *activation) waitForVersion(c *call, want uint64) {
+	if waits := &a.shard.waits; c.shard != waits { // else it waited in an activation before
+		if !waits.enter(c.size, int64(a.rt.cfg.Limits.Waits), a.rt.cfg.Limits.ShardBytes) {
+			c.refuse(entity.Errorf(entity.Overloaded, "shard %d has too many reads that wait for a version: retry later", a.shard.number).Retry(retryOverload))
+			return
+		}
+		c.shard.leave(c.size)
+		c.shard = waits
+	}
+	c.leave()
 	patience := versionWaitMost
 	if !c.deadline.IsZero() {
 		patience = min(patience, time.Until(c.deadline))

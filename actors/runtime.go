@@ -41,6 +41,7 @@ type shard struct {
 	gate   *actor.PID
 	calls  gauge // client calls in progress
 	events gauge // deliveries in progress
+	waits  gauge // reads that wait for a version
 	timers gauge // timers that fire
 	ended  chan struct{}
 }
