@@ -344,7 +344,7 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 func (a *activation) undecided(c *call, err error) {
 	if _, ok := errors.AsType[*handlerError](err); ok {
 		a.breakOff()
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler failed: nothing was stored"))
+		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler failed: nothing was stored; the log of node %s says why", a.rt.cfg.Node))
 		return
 	}
 	a.settled(func(earlier error) {

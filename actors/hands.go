@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"encoding/hex"
 	"strconv"
 
 	"writ/actors/entity"
@@ -39,6 +40,13 @@ func commandInHand(ref entity.Ref, commandType, key string) string {
 	b = append(b, commandType...)
 	b = append(b, " key "...)
 	b = strconv.AppendQuote(b, key)
+	return string(appendEntity(append(b, " of "...), ref))
+}
+
+// queryInHand names a query that is in hand, by what it asks.
+func queryInHand(ref entity.Ref, name string, fingerprint []byte) string {
+	b := append(append(make([]byte, 0, 128), "query "...), name...)
+	b = hex.AppendEncode(append(b, ' '), fingerprint)
 	return string(appendEntity(append(b, " of "...), ref))
 }
 

@@ -85,8 +85,18 @@ func (q *query) respond(s snapshot) (*nodev1.ForwardResponse, error) {
 	}}, nil
 }
 
-// run calls the query's handler. Its error is the caller's to see: INVALID.
+// run calls the query's handler, which is in hand meanwhile: a query can end the
+// process as well as a command, and its caller retries it at the next node. The
+// error is the caller's to see: INVALID.
 func (q *query) run(state proto.Message) (result proto.Message, err error) {
+	cfg, name := q.rt.cfg, string(q.message.ProtoReflect().Descriptor().FullName())
+	hand := queryInHand(q.ref, name, entity.Fingerprint(q.message))
+	if n := cfg.Hands.Crashes(hand); n >= cfg.MaxCrashes {
+		return nil, entity.Errorf(entity.HandlerPanic, "the process of node %s has ended %d times while it ran the query's handler: it is not run there again", cfg.Node, n)
+	}
+	leave, running := cfg.Hands.Take(hand), q.rt.handlings.begin(nil, q.ref, name)
+	defer leave()
+	defer q.rt.handlings.end(running)
 	defer func() {
 		if p := recover(); p != nil {
 			q.rt.log.Error("a query panicked", errAttr(fmt.Errorf("%s: %v", q.ref, p)))

@@ -157,7 +157,8 @@ func (a *activation) newTimer(set *entity.Timer, now time.Time, from origin) (*r
 	case set.Command != nil && a.def.Command(string(message.ProtoReflect().Descriptor().FullName())) == nil:
 		return nil, a.handlerFailed("it set a timer for command %s, which the kind does not handle", message.ProtoReflect().Descriptor().FullName())
 	case set.Event != nil && (!validName(set.To.Kind, maxKind) || !validName(set.To.ID, a.rt.cfg.Limits.Name)):
-		return nil, a.handlerFailed("it set a timer for an event to %q", set.To.Kind)
+		return nil, a.handlerFailed("it set a timer for an event to kind %q, id %q of %d bytes: a kind is a text of 1 to %d bytes, an id of 1 to %d",
+			cut(set.To.Kind, maxKind), cut(set.To.ID, 32), len(set.To.ID), maxKind, a.rt.cfg.Limits.Name)
 	case set.Every != 0 && set.Every < time.Millisecond:
 		return nil, a.handlerFailed("it set a timer for every %v", set.Every)
 	}
