@@ -41,6 +41,9 @@ type Config struct {
 	// MaxAttempts is the number of refused deliveries after which a lane is
 	// parked. Default 8.
 	MaxAttempts int
+	// UpgradePatience is how long a lane waits whose destination's node does not know
+	// the event, before it is parked. Default 1 h.
+	UpgradePatience time.Duration
 	// MaxCrashes is the number of times that a row, a timer or a command may end the
 	// process before its lane or the timer is parked, or the command refused.
 	// Default 3.
@@ -94,6 +97,7 @@ func (c Config) withDefaults() Config {
 	set(&c.Retry, Retry{First: 20 * time.Millisecond, Most: 5 * time.Second})
 	set(&c.MaxAttempts, 8)
 	set(&c.MaxCrashes, 3)
+	set(&c.UpgradePatience, time.Hour)
 	set(&c.TimerSkew, 100*time.Millisecond)
 	c.TimerSkew = max(0, c.TimerSkew)
 	set(&c.Patience, 10*time.Second)
