@@ -42,7 +42,8 @@ type Config struct {
 	// parked. Default 8.
 	MaxAttempts int
 	// UpgradePatience is how long a lane waits whose destination's node does not know
-	// the event, before it is parked. Default 1 h.
+	// the event, and a timer whose node does not know the command, before it is
+	// parked. Default 1 h.
 	UpgradePatience time.Duration
 	// MaxCrashes is the number of times that a row, a timer or a command may end the
 	// process before its lane or the timer is parked, or the command refused.

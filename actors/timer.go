@@ -346,12 +346,16 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		h = a.def.Command(name)
 	}
 	if h == nil {
-		a.failTimer(c, fired, now, "the kind does not handle command "+name, true)
+		a.unknownTimer(c, fired, now, late, "the kind does not handle command "+name)
 		return
 	}
 	command := h.Type.New().Interface()
 	if err := proto.Unmarshal(timer.GetMessage().GetData(), command); err != nil {
 		a.failTimer(c, fired, now, "the command's bytes are not a "+name, true)
+		return
+	}
+	if path, found := entity.UnknownField(command); found {
+		a.unknownTimer(c, fired, now, late, "command "+name+" has a field that the node does not know: "+cut(path, 256))
 		return
 	}
 	id := timerKey(name, fired.name, timer.GetSet())
@@ -399,6 +403,17 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		return
 	}
 	a.concludeTimer(c, d, commit, late, TimersFired)
+}
+
+// unknownTimer deals with a timer that this node does not know how to do: set by a
+// newer node, in a rolling upgrade. It waits for this node's upgrade, and is parked
+// only when it is late by more than that takes.
+func (a *activation) unknownTimer(c *call, fired *firedTimer, now time.Time, late int64, reason string) {
+	if late < int64(a.rt.cfg.UpgradePatience) {
+		c.refuse(entity.Errorf(entity.NotExecuted, "%s", reason))
+		return
+	}
+	a.failTimer(c, fired, now, reason, true)
 }
 
 // concludeTimer proposes the commit of a timer that was done. A decision that a

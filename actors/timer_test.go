@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	"writ/actors"
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
@@ -407,6 +409,40 @@ func TestFarTimers(t *testing.T) {
 			})
 			if n := fired.Load(); n != want {
 				t.Errorf("fired %d times, want %d", n, want)
+			}
+		})
+	}
+}
+
+// TestTimerInRollingUpgrade covers that a timer that was set by a newer node, with a
+// field that this one does not know, is not done without it: it waits, and is parked
+// when it has waited for too long.
+func TestTimerInRollingUpgrade(t *testing.T) {
+	for name, patience := range map[string]time.Duration{"waits": time.Hour, "parked": time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			var fired atomic.Int64
+			w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("clock", hooks{command: func(c *entity.Context, _ *num, what string) error {
+				if what == "fire" {
+					fired.Add(1)
+					return nil
+				}
+				newer := &text{Value: "fire"}
+				newer.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
+				c.SetTimer("t", entity.Timer{At: c.Time().Add(-time.Minute), Command: newer})
+				return nil
+			}})}, change: func(c *actors.Config) { c.UpgradePatience, c.TimerSkew = patience, -1 }})
+			e := ref("clock", "a")
+			w.must(e, "1", &text{Value: "set"})
+			w.metrics.until(t, func() bool {
+				return w.metrics.get("refused NOT_EXECUTED") > 0 || w.metrics.get("timers_parked") > 0
+			})
+			timer, err := w.stores[0].Timer(e, "t")
+			if err != nil {
+				t.Fatal(err)
+			}
+			parked := timer.GetNext() == 0
+			if parked != (name == "parked") || parked && !strings.Contains(timer.GetReason(), "does not know: 99") || fired.Load() != 0 {
+				t.Errorf("timer %v, fired %d times", timer, fired.Load())
 			}
 		})
 	}
