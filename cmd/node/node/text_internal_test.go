@@ -1,7 +1,6 @@
 package node
 
 import (
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -25,7 +24,7 @@ func TestCut(t *testing.T) {
 // A long name, cut wherever, is found again after the counts were written and read.
 func TestLongNamesInHand(t *testing.T) {
 	for shift := range 4 {
-		dir, log := t.TempDir(), slog.New(slog.NewTextHandler(io.Discard, nil))
+		dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
 		name := strings.Repeat("x", shift) + strings.Repeat("€", handSize)
 		if !utf8.ValidString(short(name)) || len(short(name)) > handSize-handHead {
 			t.Errorf("%d bytes, valid: %v", len(short(name)), utf8.ValidString(short(name)))
