@@ -68,7 +68,7 @@ const (
 	windowMin     = time.Second
 	// A key's end is a time in nanoseconds: one that overflows lies in the past, and
 	// the key would be forgotten at once.
-	windowMax = 100 * 365 * 24 * time.Hour
+	windowMax = 10 * 365 * 24 * time.Hour
 	// What a node is away for during a hiccup: with less, everything would move.
 	graceMin             = time.Second
 	freeMinMax           = 1 << 60

@@ -91,6 +91,31 @@ func checkContract(c *nodev1.Contract, registry *entity.Registry) error {
 	return errors.Join(errs...)
 }
 
+// checkAmended checks a contract that is made or changed now. What is checked here
+// alone could stand in the contract of a running cluster, which must not stop its
+// nodes.
+func checkAmended(c *nodev1.Contract, registry *entity.Registry) error {
+	errs := []error{checkContract(c, registry)}
+	if d := time.Duration(c.GetRetryHorizon()); d < 0 {
+		errs = append(errs, fmt.Errorf("retry horizon is %v: it must not be negative", d))
+	}
+	for _, kind := range slices.Sorted(maps.Keys(c.GetWindowByKind())) {
+		if d := time.Duration(c.GetWindowByKind()[kind]); d <= 0 {
+			errs = append(errs, fmt.Errorf("window of kind %s is %v: give at least %v, or 0 to take the kind's own word away", kind, d, windowMin))
+		}
+	}
+	if d := time.Duration(c.GetWindow()); d > windowMax {
+		errs = append(errs, fmt.Errorf("window is %v: the most is %v", d, windowMax))
+	}
+	all := windows(c, registry)
+	for _, kind := range slices.Sorted(maps.Keys(all)) {
+		if d := all[kind]; d != time.Duration(c.GetWindow()) && d > windowMax {
+			errs = append(errs, fmt.Errorf("window of kind %s is %v: the most is %v", kind, d, windowMax))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // drift says how this node's settings differ from the contract; nil if they agree.
 // A setting that was not given follows the contract.
 func (c Config) drift(contract *nodev1.Contract) error {
@@ -112,7 +137,7 @@ func (n *Node) checkNewCluster() error {
 	if n.identity.ClusterID() != "" || len(n.cfg.InitialNodes) == 0 {
 		return nil
 	}
-	return checkContract(n.cfg.defaultContract(), n.registry)
+	return checkAmended(n.cfg.defaultContract(), n.registry)
 }
 
 // checkStart compares this node with the contract, once, when the meta group's
@@ -147,7 +172,7 @@ func (a *admin) SetContract(ctx context.Context, req *nodev1.SetContractRequest)
 		}
 		changed = proto.CloneOf(s.GetContract())
 		amend(changed, req)
-		if err := checkContract(changed, a.node.registry); err != nil {
+		if err := checkAmended(changed, a.node.registry); err != nil {
 			return entity.Errorf(entity.Invalid, "%v", err)
 		}
 		s.Contract = changed
