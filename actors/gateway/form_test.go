@@ -172,6 +172,7 @@ func TestOutcomeForm(t *testing.T) {
 		"no key":          {&writv1.OutcomeRequest{Entity: ref, CommandType: command}, "", "key is missing"},
 		"no command":      {&writv1.OutcomeRequest{Entity: ref, IdempotencyKey: "k"}, "", "registered: writ.account.v1.Deposit"},
 		"at least once":   {&writv1.OutcomeRequest{Entity: ref, IdempotencyKey: "k", CommandType: "writ.account.v1.Posted"}, "", "at least once"},
+		"issued at none":  {&writv1.OutcomeRequest{Entity: ref, IdempotencyKey: "k", CommandType: command, IssuedAt: &timestamppb.Timestamp{Nanos: -1}}, "", "not a timestamp"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
