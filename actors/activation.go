@@ -145,7 +145,7 @@ func (a *activation) load() error {
 	if a.sequence == 0 {
 		return nil // has never emitted: no lanes
 	}
-	lanes, err := a.shard.store.Lanes(a.ref)
+	lanes, err := a.shard.store.WaitingLanes(a.ref)
 	if err != nil {
 		return fmt.Errorf("read lanes: %w", err)
 	}
@@ -187,7 +187,7 @@ func (r *Runtime) errUnread(err error) *entity.Error {
 	if other, ok := errors.AsType[*otherStateError](err); ok {
 		return entity.Errorf(entity.NotExecuted, "the entity could not be read on node %s: %v", r.cfg.Node, other)
 	}
-	return entity.Errorf(entity.NotExecuted, "the entity could not be read on node %s", r.cfg.Node)
+	return entity.Errorf(entity.NotExecuted, "the entity could not be read: retry with the same key; the log of node %s says why", r.cfg.Node)
 }
 
 // take does one piece of work.

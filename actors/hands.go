@@ -3,6 +3,7 @@ package actors
 import (
 	"encoding/hex"
 	"strconv"
+	"strings"
 
 	"writ/actors/entity"
 	recordv1 "writ/proto/writ/record/v1"
@@ -13,11 +14,30 @@ import (
 type Hands interface {
 	// Take notes that a handler has begun. The function notes that it has ended.
 	Take(what string) (leave func())
-	// Crashes is how often a process of this node has ended with this in hand.
+	// Crashes is how often a process, of this node or of another that this one has
+	// heard of, has ended with this in hand.
 	Crashes(what string) int
-	// Count is true once for every such time: the caller counts it through the log.
+	// Count is true once for every such time on this node: the caller counts it
+	// through the log.
 	Count(what string) bool
 }
+
+// These begin the names of commands and queries that are in hand.
+const (
+	commandHand = "command "
+	queryHand   = "query "
+)
+
+// ClientsCommand reports whether what is in hand is a client's command or query: it is
+// refused after too many crashes. An event's lane is parked then, and so is the
+// timer whose command it is.
+func ClientsCommand(what string) bool {
+	command, found := strings.CutPrefix(what, commandHand)
+	return found && !strings.HasPrefix(command, timerCommands) || strings.HasPrefix(what, queryHand)
+}
+
+// DefaultMaxCrashes is Config.MaxCrashes unless it is set.
+const DefaultMaxCrashes = 3
 
 // noHands remembers nothing.
 type noHands struct{}
@@ -36,7 +56,7 @@ func (a *activation) crashReason() string {
 
 // commandInHand names a command that is in hand.
 func commandInHand(ref entity.Ref, commandType, key string) string {
-	b := append(make([]byte, 0, 128), "command "...)
+	b := append(make([]byte, 0, 128), commandHand...)
 	b = append(b, commandType...)
 	b = append(b, " key "...)
 	b = strconv.AppendQuote(b, key)
@@ -45,7 +65,7 @@ func commandInHand(ref entity.Ref, commandType, key string) string {
 
 // queryInHand names a query that is in hand, by what it asks.
 func queryInHand(ref entity.Ref, name string, fingerprint []byte) string {
-	b := append(append(make([]byte, 0, 128), "query "...), name...)
+	b := append(append(make([]byte, 0, 128), queryHand...), name...)
 	b = hex.AppendEncode(append(b, ' '), fingerprint)
 	return string(appendEntity(append(b, " of "...), ref))
 }

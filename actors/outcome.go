@@ -54,8 +54,8 @@ func (a *activation) outcome(c *call, o *outcome) {
 		return
 	}
 	if o.cancel {
-		if a.mayBeForgotten(o.issuedAt) {
-			c.refuse(errExpired())
+		if err := a.issued(o.issuedAt); err != nil {
+			c.refuse(err)
 			return
 		}
 		a.cancel(c, o)
@@ -102,7 +102,10 @@ func (a *activation) cancel(c *call, o *outcome) {
 	commit := a.emptyCommit()
 	commit.Key = &recordv1.Key{
 		CommandType: o.id.commandType, Key: []byte(o.id.key), FingerprintAlgorithm: entity.FingerprintAlgorithm,
-		AcceptedAt: time.Now().UnixNano(), ExpiresAt: a.expiry(),
+		AcceptedAt: a.rt.cfg.Clock().UnixNano(), ExpiresAt: a.expiry(),
+	}
+	if !o.issuedAt.IsZero() { // as a command's: else the mark, forgotten, would not stop a client ahead of this clock
+		commit.Key.AcceptedAt = max(commit.GetKey().GetAcceptedAt(), o.issuedAt.UnixNano())
 	}
 	commit.Outcome = &recordv1.Outcome{Decision: recordv1.Outcome_CANCELLED, Version: commit.GetBaseVersion() + 1}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}

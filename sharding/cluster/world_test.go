@@ -431,3 +431,22 @@ func TestMoveShard(t *testing.T) {
 		}
 	})
 }
+
+// A failed replica is opened anew under its own generation, with growing pauses as
+// long as that does not help.
+func TestFailedReplicaIsOpenedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		r := w.nodes["n2"].replicas[3]
+		before := w.state.GetReplicaGeneration()
+		r.failed, r.hard = true, 5
+		w.rounds(30)
+		if r.opened < 2 || r.opened > 3 {
+			t.Errorf("opened anew %d times in 30 s, want after 5 and 15 s", r.opened)
+		}
+		w.settle("it helps at last")
+		if r.failed || r.opened != 6 || w.nodes["n2"].replicas[3] != r || w.state.GetReplicaGeneration() != before {
+			t.Errorf("failed %v, opened anew %d times, generations %d and %d", r.failed, r.opened, before, w.state.GetReplicaGeneration())
+		}
+	})
+}

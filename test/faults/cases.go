@@ -31,12 +31,14 @@ type Case struct {
 func Cases() []Case {
 	return []Case{
 		{fault.BeforePropose, Source, "before the producer's commit"},
+		{fault.BeforeAppend, Source, "before the producer's commit, and its own log has nothing"},
 		{fault.AfterAppend, Source, "before the producer's commit, and the log has it"},
 		{fault.AfterCommit, Source, "after the commit, before the answer"},
 		{fault.BeforeSend, Source, "after the commit, before the send"},
 		{fault.AfterSend, Source, "after the send, before the mark"},
 		{fault.ConsumerBeforeCommit, Destination, "during the consumer's apply"},
 		{fault.ConsumerAfterCommit, Destination, "after the consumer's commit, before the confirmation"},
+		{fault.BeforeFlush, Source, "before a flush"},
 		{fault.AfterFlush, Source, "behind a flush"},
 		{fault.Move, Drained, "while leadership is handed over"},
 		{fault.LeaseLoss, Drained, "between the loss of leadership and the end of the lease"},

@@ -50,7 +50,7 @@ func TestSeeds(t *testing.T) {
 		}
 		if !t.Run(fmt.Sprint("seed-", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, seed, dir)
+				w := newWorld(t, seed, dir, faultySettings())
 				w.live()
 				t.Logf("%v, ended at %v", w.tally, time.Since(w.began))
 				for what, n := range w.tally {
@@ -94,6 +94,11 @@ func (w *world) live() {
 	nemesis.Wait()
 	w.heal()
 	w.judge()
+	w.end()
+}
+
+// end stops all processes and waits for what they have begun.
+func (w *world) end() {
 	for _, n := range w.nodes {
 		for _, g := range w.groups {
 			g.lose(n.number)
@@ -357,30 +362,35 @@ func (w *world) judge() {
 	decided := uint64(0)
 	var numbered, applied uint64
 	for s, g := range w.groups {
-		var first *persistence.Audit
-		var hash string
-		for _, n := range w.nodes {
-			g.follow(n.number, 1<<20)
-			audit, err := n.store(uint32(s)).Audit(context.Background())
-			if err != nil {
-				w.t.Fatal(err)
-			}
-			for _, finding := range audit.Findings {
-				w.t.Errorf("seed %d: n%d, shard %d: %s", w.seed, n.number, s, finding)
-			}
-			_, sum := n.store(uint32(s)).StateHash()
-			if first == nil {
-				first, hash = audit, string(sum)
-			} else if hash != string(sum) {
-				w.t.Errorf("seed %d: replicas of shard %d differ", w.seed, s)
-			}
-		}
+		first := w.audit(uint32(s), g)
 		decided, numbered, applied = decided+first.Effects, numbered+first.Numbered, applied+first.Applied
 	}
 	if decided != clients*commands || numbered != applied {
 		w.t.Errorf("seed %d: %d keys made %d effects; %d rows, %d applied", w.seed, clients*commands, decided, numbered, applied)
 	}
 	w.judgeMoney()
+}
+
+// audit has all replicas of a shard apply everything and compares them.
+func (w *world) audit(shard uint32, g *group) (first *persistence.Audit) {
+	var hash string
+	for _, n := range w.nodes {
+		g.follow(n.number, 1<<20)
+		audit, err := n.store(shard).Audit(context.Background())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, finding := range audit.Findings {
+			w.t.Errorf("seed %d: n%d, shard %d: %s", w.seed, n.number, shard, finding)
+		}
+		_, sum := n.store(shard).StateHash()
+		if first == nil {
+			first, hash = audit, string(sum)
+		} else if hash != string(sum) {
+			w.t.Errorf("seed %d: replicas of shard %d differ", w.seed, shard)
+		}
+	}
+	return first
 }
 
 func (w *world) pending() (rows uint64) {

@@ -32,6 +32,7 @@ type world struct {
 	seed     uint64
 	dir      string
 	registry *entity.Registry
+	settings settings
 	nodes    []*node
 	groups   []*group
 	began    time.Time
@@ -42,6 +43,31 @@ type world struct {
 	calm   bool                  // no more faults
 	wg     sync.WaitGroup        // messages on their way
 	tally  map[string]int
+}
+
+// settings are what a world may have otherwise than TestSeeds.
+type settings struct {
+	kinds  []entity.Definer
+	flush  time.Duration
+	change func(*actors.Config)
+	// way comes between a relay and the network, on the sending node.
+	way func(ctx context.Context, req *nodev1.DeliverRequest, send deliverFunc) (*nodev1.DeliverResponse, error)
+}
+
+type deliverFunc func() (*nodev1.DeliverResponse, error)
+
+func faultySettings() settings {
+	return settings{
+		kinds: account.Kinds(), flush: 250 * time.Millisecond,
+		change: func(c *actors.Config) {
+			c.SendTimeout = time.Second
+			c.Retry = actors.Retry{First: 20 * time.Millisecond, Most: time.Second, Steady: true}
+			c.Passivation = time.Second
+		},
+		way: func(_ context.Context, _ *nodev1.DeliverRequest, send deliverFunc) (*nodev1.DeliverResponse, error) {
+			return send()
+		},
+	}
 }
 
 // node is one process; a crash replaces all but its number and its files.
@@ -56,11 +82,11 @@ type node struct {
 	closed chan struct{} // by a crash: who waits for this process waits in vain
 }
 
-func newWorld(t *testing.T, seed uint64, dir string) *world {
+func newWorld(t *testing.T, seed uint64, dir string, s settings) *world {
 	t.Helper()
-	w := &world{t: t, seed: seed, dir: dir, chance: map[string]*rand.Rand{}, tally: map[string]int{}, began: time.Now()}
+	w := &world{t: t, seed: seed, dir: dir, settings: s, chance: map[string]*rand.Rand{}, tally: map[string]int{}, began: time.Now()}
 	var err error
-	if w.registry, err = entity.NewRegistry(account.Kinds()...); err != nil {
+	if w.registry, err = entity.NewRegistry(s.kinds...); err != nil {
 		t.Fatal(err)
 	}
 	for s := range shards {
@@ -120,10 +146,12 @@ func (n *node) path(shard int) string {
 // start opens the files, replays the log behind them, and starts the runtime.
 func (n *node) start() {
 	w := n.world
-	rt, err := actors.New(actors.Config{
-		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: shards, Courier: &courier{w, n.number},
-		SendTimeout: time.Second, Retry: actors.Retry{First: 20 * time.Millisecond, Most: time.Second, Steady: true}, Passivation: time.Second, Logger: slog.New(slog.DiscardHandler),
-	})
+	cfg := actors.Config{
+		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: func() uint32 { return shards }, Courier: &courier{w, n.number},
+		Logger: slog.New(slog.DiscardHandler),
+	}
+	w.settings.change(&cfg)
+	rt, err := actors.New(cfg)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -131,7 +159,7 @@ func (n *node) start() {
 	for i, r := range sharding.Split(shards) {
 		cfg := persistence.Config{
 			Path: n.path(i), ClusterID: "sim", Shard: uint32(i), Range: r, Epoch: 1, Generation: uint64(n.number + 1),
-			GenerationWidth: time.Hour, FlushInterval: 250 * time.Millisecond,
+			GenerationWidth: time.Hour, FlushInterval: w.settings.flush,
 			OnFailure: func(err error) { w.t.Errorf("seed %d: store failed: %v", w.seed, err) },
 		}
 		open := persistence.Open
@@ -279,7 +307,11 @@ type courier struct {
 	from  int
 }
 
-func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
+func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*nodev1.DeliverResponse, error) {
+	return c.world.settings.way(ctx, req, func() (*nodev1.DeliverResponse, error) { return c.send(ctx, req) })
+}
+
+func (c *courier) send(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
 	w := c.world
 	source, destination := req.GetRows()[0].GetSource(), req.GetRows()[0].GetDestination()
 	dice := w.dice("lane %d %s %s %d", c.from, source.GetId(), destination.GetId(), req.GetRows()[0].GetLaneSequence())

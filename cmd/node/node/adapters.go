@@ -63,7 +63,7 @@ func (h localHost) redirected(shard uint32, err error) error {
 }
 
 func errNotFormed() *entity.Error {
-	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet")
+	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet: node health says for whom it waits")
 }
 
 // control answers other nodes.
@@ -172,10 +172,14 @@ func newReplicas(p *parts, dropped func(shard uint32)) *replicas {
 func (r *replicas) lead(shard uint32, lease *replica.Lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if lease == nil || r.leases[shard] == lease {
-		return
+	if _, open := r.leases[shard]; open {
+		r.hand(shard, lease)
 	}
-	if _, open := r.leases[shard]; !open {
+}
+
+// hand is lead for a shard whose gate is open. The caller holds mu.
+func (r *replicas) hand(shard uint32, lease *replica.Lease) {
+	if lease == nil || r.leases[shard] == lease {
 		return
 	}
 	r.leases[shard] = lease
@@ -184,13 +188,41 @@ func (r *replicas) lead(shard uint32, lease *replica.Lease) {
 
 // Open implements cluster.Replicas.
 func (r *replicas) Open(c cluster.ReplicaConfig) error {
-	err := r.parts.host.Open(replica.ShardConfig{
-		Shard: c.Shard, Range: c.Range, Epoch: c.Epoch, Generation: c.Generation,
-		GenerationWidth: c.GenerationWidth, Bootstrap: replicaServers(c.Bootstrap),
-	})
+	err := r.parts.host.Open(shardConfig(c))
+	if errors.Is(err, replica.ErrDropped) {
+		return cluster.ErrOutOfDate
+	}
 	if err != nil {
 		return err
 	}
+	return r.gate(c)
+}
+
+// Reopen implements cluster.Replicas. The gate of the failed replica goes first:
+// it has the old store.
+func (r *replicas) Reopen(c cluster.ReplicaConfig) error {
+	if !r.parts.host.Reopenable(c.Shard) {
+		return nil
+	}
+	r.mu.Lock()
+	delete(r.leases, c.Shard)
+	r.mu.Unlock()
+	r.parts.runtime.Drop(c.Shard)
+	if err := r.parts.host.Reopen(shardConfig(c)); err != nil {
+		return err
+	}
+	return r.gate(c)
+}
+
+func shardConfig(c cluster.ReplicaConfig) replica.ShardConfig {
+	return replica.ShardConfig{
+		Shard: c.Shard, Range: c.Range, Epoch: c.Epoch, Generation: c.Generation,
+		GenerationWidth: c.GenerationWidth, Bootstrap: replicaServers(c.Bootstrap),
+	}
+}
+
+// gate opens the gate of a replica that has just been opened.
+func (r *replicas) gate(c cluster.ReplicaConfig) error {
 	opened := r.parts.host.Replica(c.Shard)
 	if opened == nil || opened.Store() == nil {
 		return nil // quarantined: it has no gate
@@ -199,9 +231,9 @@ func (r *replicas) Open(c cluster.ReplicaConfig) error {
 		return err
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.leases[c.Shard] = nil
-	r.mu.Unlock()
-	r.lead(c.Shard, opened.Lease())
+	r.hand(c.Shard, opened.Lease()) // read under the lock: a newer one may come through lead
 	return nil
 }
 
@@ -263,11 +295,15 @@ func (p *parts) statuses() []*nodev1.ShardStatus {
 
 func replicaView(r *replica.Replica) *nodev1.ShardStatus {
 	st := r.Status()
-	return &nodev1.ShardStatus{
+	view := &nodev1.ShardStatus{
 		Shard: r.Shard(), Leader: st.Leader, Term: st.Term, Epoch: st.Epoch, Local: true, ReplicaGeneration: st.Generation,
 		AppliedIndex: st.AppliedIndex, CommitIndex: st.CommitIndex, State: string(st.State), Reason: st.Reason,
-		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes,
+		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes, Format: st.Format,
 	}
+	if store := r.Store(); store != nil {
+		view.HashIndex, view.Hash = store.StateHash()
+	}
+	return view
 }
 
 // group is a replica as package cluster sees it.

@@ -52,7 +52,13 @@ type Config struct {
 	// FreeMin is the free space of the data disk, bytes, below which the node
 	// takes no commands and hands its leaderships over; 256 MiB if 0.
 	FreeMin uint64
-	Logger  *slog.Logger
+	// TraceEndpoint is the URL of a collector that takes traces, OTLP over gRPC;
+	// "": nothing is traced.
+	TraceEndpoint string
+	// TraceRatio is the share of commands that are traced, 0 to 1, of those whose
+	// caller has not decided.
+	TraceRatio float64
+	Logger     *slog.Logger
 }
 
 const (
@@ -136,6 +142,9 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("retry horizon is %v, the window %v: a retry must find its key", c.RetryHorizon, c.Window))
 	}
 	if err := c.Limits.Validate(); err != nil && c.Limits != (Limits{}) {
+		errs = append(errs, err)
+	}
+	if err := c.checkTraces(); err != nil {
 		errs = append(errs, err)
 	}
 	if _, err := c.gossipKey(); err != nil {

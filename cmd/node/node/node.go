@@ -14,6 +14,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
 	"writ/sharding/cluster"
@@ -42,6 +43,7 @@ type Node struct {
 	listeners listeners
 	disk      *diskGuard
 	hands     *hands
+	tracing   *tracing // nil: off
 
 	inner    atomic.Pointer[parts] // nil until the cluster is formed
 	draining atomic.Bool
@@ -50,7 +52,9 @@ type Node struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	stopOnce sync.Once
+	stopped  chan struct{} // closed when stopErr is valid
 	stopErr  error
+	step     atomic.Value // string: what the stop is doing
 }
 
 // listeners are bound before anything else: a port in use is known at once.
@@ -96,6 +100,9 @@ func (n *Node) open() (err error) {
 	if n.hands, err = openHands(n.cfg.Dir, n.log); err != nil {
 		return err
 	}
+	if n.tracing, err = openTracing(n.cfg); err != nil {
+		return err
+	}
 	n.disk = newDiskGuard(n.cfg.Dir, n.cfg.FreeMin, n.log, n.leaveLeading)
 	if err := n.checkNewCluster(); err != nil {
 		return err
@@ -117,7 +124,7 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	n.formation, err = cluster.NewFormation(cluster.FormationConfig{
-		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, InitialNodes: n.cfg.InitialNodes,
+		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: format.Max, InitialNodes: n.cfg.InitialNodes,
 		Directory: directory{n.gossip}, Peers: n.peers, Configured: n.configured, Logger: n.log,
 	})
 	return err
@@ -197,7 +204,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 		return err
 	}
 	entities, err := gateway.NewEntityService(gateway.EntityConfig{
-		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Logger: n.log,
+		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Tracer: n.tracing.port(), Logger: n.log,
 	})
 	if err != nil {
 		return err

@@ -288,6 +288,89 @@ func TestQuorumLost(t *testing.T) {
 	}
 }
 
+// TestOutcomeUnknown covers the row about leadership that is lost after a record was
+// proposed: clients that never stop sending meet the moment at which the quorum
+// goes. What the answer promises is then put to the test: with the quorum back, the
+// same key tells the outcome, and every command has taken effect once.
+func TestOutcomeUnknown(t *testing.T) {
+	acts := newActing()
+	c := newCluster(t, 3, acts.conf)
+	conn := c.dial("n1")
+	cl := writv1.NewEntityServiceClient(conn)
+	const clients = 16 // more than shards
+	ref := func(i int) string { return fmt.Sprint("unknown-", i) }
+	add := func(i, n int) *writv1.SubmitRequest {
+		return command(t, "order", ref(i), fmt.Sprint(n), &testingv1.Order{AmountMinor: 1, Currency: "EUR"})
+	}
+	type last struct {
+		client, command int
+		answer          answer
+	}
+	begun, failed := make(chan struct{}, clients), make(chan last, clients)
+	for i := range clients {
+		go func() {
+			for n := 0; ; n++ {
+				got := submit(t.Context(), cl, add(i, n))
+				if got.code != codes.OK {
+					failed <- last{i, n, got}
+					return
+				}
+				if n == 0 {
+					begun <- struct{}{}
+				}
+			}
+		}()
+	}
+	for range clients {
+		<-begun
+	}
+	for _, name := range []string{"n2", "n3"} {
+		if err := c.nodes[name].Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		delete(c.nodes, name)
+	}
+	unknown := 0
+	ends := make([]last, clients)
+	for range clients {
+		end := <-failed
+		ends[end.client] = end
+		got := end.answer
+		if got.code != codes.Unavailable || (got.reason != "NOT_EXECUTED" && got.reason != "OUTCOME_UNKNOWN") || !got.retry || got.replayed {
+			t.Errorf("without a quorum: %v", got)
+		}
+		if got.reason == "OUTCOME_UNKNOWN" {
+			unknown++
+		}
+	}
+	if unknown == 0 {
+		t.Error("no call was told that its outcome is unknown")
+	}
+	t.Logf("%d of %d clients were told OUTCOME_UNKNOWN", unknown, clients)
+	c.restart("n2", "n3")
+	for i, end := range ends {
+		again := eventually(t, func(ctx context.Context) (answer, error) {
+			got := submit(ctx, cl, add(i, end.command))
+			if got.code == codes.Unavailable {
+				return got, fmt.Errorf("%v", got)
+			}
+			return got, nil
+		})
+		if again.code != codes.OK || (again.replayed && end.answer.reason == "NOT_EXECUTED") {
+			t.Errorf("the same key again, after %v: %v", end.answer, again)
+		}
+		out, err := cl.Read(t.Context(), &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: "order", Id: ref(i)}})
+		var sum testingv1.Sum
+		if err == nil {
+			err = out.GetState().UnmarshalTo(&sum)
+		}
+		if want := uint64(end.command + 1); err != nil || sum.GetOrders() != want {
+			t.Errorf("%s: %d orders, want %d: %v", ref(i), sum.GetOrders(), want, err)
+		}
+	}
+	c.audit()
+}
+
 // TestCredentials covers the rows about who calls.
 func TestCredentials(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens.json")

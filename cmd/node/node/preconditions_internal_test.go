@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"math"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +68,20 @@ func TestEveryPreconditionCanBreak(t *testing.T) {
 					t.Errorf("%s broken (%d): %s says %q", name, i, pre.name, reason)
 				}
 			}
+		}
+	}
+}
+
+// TestEveryPreconditionAlerts covers that the tests of the alert rules, which promtool
+// runs, break each precondition.
+func TestEveryPreconditionAlerts(t *testing.T) {
+	text, err := os.ReadFile("../../../deploy/prometheus/rules_test.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pre := range preconditions() {
+		if !strings.Contains(string(text), "exp_labels: {severity: page, precondition: "+pre.name+"}") {
+			t.Errorf("no alert of %s is tested", pre.name)
 		}
 	}
 }

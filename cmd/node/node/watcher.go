@@ -182,7 +182,7 @@ func (n *Node) observeShard(p *parts, placed *nodev1.ShardPlacement) observedSha
 		return s
 	}
 	st := r.Status()
-	if st.State == replica.Quarantined || st.State == replica.Failed {
+	if st.State != replica.Serving && st.State != replica.Opening {
 		s.trouble = string(st.State) + ": " + st.Reason
 	}
 	if s.leads = r.Lease() != nil; !s.leads {
