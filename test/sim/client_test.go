@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	clients   = 5
-	commands  = 10 // of each client
-	accounts  = 4  // with transfers between them
-	registers = 2  // without: their histories are checked for linearizability
+	clients   = 8
+	commands  = 8 // of each client
+	accounts  = 4 // with transfers between them
+	registers = 2 // without: their histories are checked for linearizability
 	readers   = 2
 	tries     = 1000
 )
@@ -92,7 +92,7 @@ func (w *world) reader(r int, stop <-chan struct{}) {
 		}
 		op := check.Op{Client: clients + r, Action: check.Read, Account: registerID(w.roll(dice, registers))}
 		op.Call = w.history.Now()
-		answer, err := w.ask(fmt.Sprintf("read %d %d", r, i), w.roll(dice, nodes), op.Account, &nodev1.ForwardRequest{
+		answer, err := w.ask(fmt.Sprintf("read %d %d", r, i), w.roll(dice, nodes), op.Account, 400*time.Millisecond, &nodev1.ForwardRequest{
 			Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: account.AccountKind, Id: op.Account}}},
 		})
 		if err != nil {
@@ -113,6 +113,9 @@ func (w *world) reader(r int, stop <-chan struct{}) {
 // insist sends a command up to so many times, until it is answered.
 func (w *world) insist(dice *rand.Rand, op check.Op, most int) check.Answer {
 	for try := range most {
+		if !w.whole() {
+			break
+		}
 		twice := w.lucky(dice, 6)
 		got := make(chan check.Answer, 2)
 		var calls sync.WaitGroup
@@ -138,7 +141,7 @@ func (w *world) insist(dice *rand.Rand, op check.Op, most int) check.Answer {
 		w.count("retries")
 		pause(time.Millisecond + w.span(dice, 60*time.Millisecond))
 	}
-	if most == tries {
+	if most == tries && w.whole() {
 		w.fail("%s is never answered", op.Key)
 	}
 	return check.Answer{}
@@ -151,7 +154,7 @@ func (w *world) call(name string, op check.Op) check.Answer {
 		w.fail("%v", err)
 	}
 	to := w.guess(shardOf(op.Account), w.dice("call %s", name))
-	answer, err := w.ask(name, to, op.Account, &nodev1.ForwardRequest{Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
+	answer, err := w.ask(name, to, op.Account, 1500*time.Millisecond, &nodev1.ForwardRequest{Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
 		Entity: &writv1.EntityRef{Kind: account.AccountKind, Id: op.Account}, IdempotencyKey: op.Key, Command: packed,
 	}}})
 	if e, ok := errors.AsType[*entity.Error](err); ok && e.Reason != entity.NotExecuted && e.Reason != entity.OutcomeUnknown && e.Reason != entity.Overloaded {
@@ -181,11 +184,11 @@ func answerOf(res *writv1.SubmitResponse) check.Answer {
 }
 
 // ask sends a request once, through any node, to the given one.
-func (w *world) ask(name string, to int, id string, req *nodev1.ForwardRequest) (answer *nodev1.ForwardResponse, err error) {
+func (w *world) ask(name string, to int, id string, most time.Duration, req *nodev1.ForwardRequest) (answer *nodev1.ForwardResponse, err error) {
 	dice := w.dice("call %s", name)
 	req.Shard, req.Tenant = shardOf(id), "t"
 	via := w.roll(dice, nodes)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond+w.span(dice, 1500*time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond+w.span(dice, most))
 	defer cancel()
 	got := make(chan *nodev1.ForwardResponse, 2)
 	err = w.carry(ctx, dice, via, to, func(ctx context.Context) error {

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// entry is one entry of a replica's log.
+// entry is one entry of a replica's log. One without data never reaches the store.
 type entry struct {
 	index, term uint64
 	data        []byte
@@ -79,7 +79,11 @@ func (d *disk) take(kind byte, a, b, c uint64, data []byte) {
 	case frameVote:
 		d.term, d.vote = a, int(int64(b))
 	case frameEntry:
-		d.entries = append(d.entries, entry{a, b, data})
+		e := entry{index: a, term: b}
+		if len(data) > 0 {
+			e.data = data
+		}
+		d.entries = append(d.entries, e)
 	case frameCutAfter:
 		d.entries = d.entries[:a-d.baseIndex]
 	case frameBase:

@@ -122,6 +122,10 @@ func (l *lease) run() {
 		batch := l.queue
 		l.queue = nil
 		l.mu.Unlock()
+		if l.peer.world.lucky(l.dice, 15) {
+			// A processor that has other things to do: terms pass meanwhile.
+			pause(l.peer.world.span(l.dice, 250*time.Millisecond))
+		}
 		if len(batch) > 0 {
 			l.sent <- l.launch(batch)
 		}

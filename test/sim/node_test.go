@@ -22,6 +22,7 @@ type node struct {
 	number int
 	disks  [shards]*disk
 	starts int
+	broken bool // must not serve: the world has failed
 	// logTime is the last log time of each store: of its peer's goroutine.
 	logTime [shards]int64
 
@@ -51,6 +52,9 @@ func (n *node) path(shard int) string {
 // start opens the files and starts the process.
 func (n *node) start() {
 	w := n.world
+	if n.broken {
+		return
+	}
 	n.starts++
 	closed := make(chan struct{})
 	rt, err := actors.New(actors.Config{
@@ -67,22 +71,28 @@ func (n *node) start() {
 		store, err := n.open(s, r, closed)
 		if err != nil {
 			w.fail("n%d, shard %d does not open: %v", n.number, s, err)
-			w.t.FailNow()
+			n.broken = true
+			n.end(rt, stores, nil)
+			return
 		}
 		stores = append(stores, store)
 		n.logTime[s] = store.Meta().GetLogTime()
 		peers = append(peers, newPeer(n, uint32(s), n.disks[s], store, closed))
 	}
-	n.mu.Lock()
-	n.rt, n.stores, n.peers, n.up, n.closed = rt, stores, peers, true, closed
-	n.mu.Unlock()
-	w.note("n%d starts", n.number)
 	for s, p := range peers {
-		p.open()
+		if !p.open() {
+			n.broken = true
+			n.end(rt, stores, nil)
+			return
+		}
 		if err := rt.Open(uint32(s), stores[s]); err != nil {
 			w.t.Fatal(err)
 		}
 	}
+	n.mu.Lock()
+	n.rt, n.stores, n.peers, n.up, n.closed = rt, stores, peers, true, closed
+	n.mu.Unlock()
+	w.note("n%d starts", n.number)
 	for _, p := range peers {
 		go p.run()
 	}
@@ -93,9 +103,13 @@ func (n *node) start() {
 func (n *node) open(s int, r sharding.Range, closed chan struct{}) (*persistence.Store, error) {
 	w := n.world
 	dice := w.dice("flush %d %d", n.number, s)
+	interval := 150*time.Millisecond + w.span(dice, 100*time.Millisecond)
+	if w.roll(dice, 3) == 0 {
+		interval *= 8
+	}
 	cfg := persistence.Config{
 		Path: n.path(s), ClusterID: "sim", Shard: uint32(s), Range: r, Epoch: 1, Generation: uint64(n.number + 1),
-		GenerationWidth: time.Hour, FlushInterval: 150*time.Millisecond + w.span(dice, 100*time.Millisecond),
+		GenerationWidth: time.Hour, FlushInterval: interval,
 		OnFailure: func(err error) { w.fail("n%d, shard %d: the store has failed: %v", n.number, s, err) },
 		Flushing: func() func() {
 			before := n.read(s)
@@ -195,6 +209,10 @@ func (n *node) end(rt *actors.Runtime, stores []*persistence.Store, peers []*pee
 // stop ends a process for good, without harm.
 func (n *node) stop() {
 	n.mu.Lock()
+	if !n.up {
+		n.mu.Unlock()
+		return
+	}
 	n.up = false
 	close(n.closed)
 	n.mu.Unlock()
@@ -227,7 +245,7 @@ func (n *node) peer(shard uint32) *peer {
 // harm does what the dice say.
 func (w *world) harm(dice *rand.Rand) {
 	a, b, s := w.roll(dice, nodes), w.roll(dice, nodes), uint32(w.roll(dice, shards))
-	switch w.roll(dice, 9) {
+	switch w.roll(dice, 10) {
 	case 0, 1:
 		w.nodes[a].crash()
 	case 2: // the lights go out
@@ -237,11 +255,12 @@ func (w *world) harm(dice *rand.Rand) {
 				n.crash()
 			}
 		}
-	case 3, 4: // an election for no reason, and perhaps back again at once
+	case 3, 4: // an election for no reason, and perhaps back again
+		before := w.hinted(s)
 		w.elect(a, s)
 		if w.roll(dice, 2) == 0 {
-			pause(w.span(dice, 60*time.Millisecond))
-			w.elect(b, s)
+			pause(w.span(dice, 150*time.Millisecond))
+			w.elect(before, s)
 		}
 	case 5:
 		w.cutOff(a, b, false)
@@ -252,7 +271,7 @@ func (w *world) harm(dice *rand.Rand) {
 	default:
 		w.join()
 		for _, n := range w.nodes {
-			if rt, _ := n.process(); rt == nil && w.roll(dice, 2) == 0 {
+			if rt, _ := n.process(); rt == nil && w.roll(dice, 4) > 0 {
 				n.start()
 			}
 		}

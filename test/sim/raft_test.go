@@ -59,7 +59,8 @@ type peer struct {
 	commit   uint64
 	applied  uint64
 	lagging  bool
-	syncing  time.Time // when the disk has done what it was asked for
+	syncing  bool
+	waiting  []waiter
 	pending  map[uint64]func([]error, error)
 	lease    *lease
 }
@@ -74,23 +75,29 @@ func newPeer(n *node, shard uint32, d *disk, store *persistence.Store, closed ch
 }
 
 // open reads the log and compares it with the shard file: the rules of a replica's
-// start in persistence/replica.
-func (p *peer) open() {
+// start in persistence/replica. It is false for a replica that must not serve.
+func (p *peer) open() (sound bool) {
 	p.read()
+	sound = true
 	index, term := p.store.FlushedIndex()
+	odd := func(format string, args ...any) {
+		p.fail(format, args...)
+		sound = false
+	}
 	switch {
 	case index < p.baseIndex:
-		p.fail("the log begins behind %d, the file ends at %d: what lies between is lost", p.baseIndex, index)
+		odd("the log begins behind %d, the file ends at %d: what lies between is lost", p.baseIndex, index)
 	case (index > p.last() || p.termAt(index) != term) && index == p.installed:
 		p.reset(index, term)
 	case index > p.last():
-		p.fail("the log ends at %d, the file at %d: the end of the log is lost", p.last(), index)
+		odd("the log ends at %d, the file at %d: the end of the log is lost", p.last(), index)
 	case p.termAt(index) != term:
-		p.fail("entry %d has term %d in the log and %d in the file", index, p.termAt(index), term)
+		odd("entry %d has term %d in the log and %d in the file", index, p.termAt(index), term)
 	}
 	p.commit, p.applied = index, index
 	p.heard = time.Now()
 	p.patience = p.chance(patienceOf)
+	return sound
 }
 
 func (p *peer) fail(format string, args ...any) {
@@ -126,30 +133,49 @@ func (p *peer) chance(most time.Duration) time.Duration {
 	return time.Duration(p.dice.Int64N(int64(most)))
 }
 
-// durably goes on when everything written so far is synced. What is asked for
-// first is done first.
+// waiter goes on when the first bytes of the disk's file are synced.
+type waiter struct {
+	upTo int
+	then func()
+}
+
+// durably goes on when everything written so far is synced. One sync serves all
+// who have waited for it to begin.
 func (p *peer) durably(then func()) {
-	upTo := len(p.file)
-	if upTo == p.synced {
+	if len(p.file) == p.synced {
 		then()
 		return
 	}
-	delay := 100*time.Microsecond + p.chance(time.Millisecond)
-	if p.dice.IntN(30) == 0 {
+	if mutant.Off(mutant.Sync) {
+		then()
+		then = func() {}
+	}
+	p.waiting = append(p.waiting, waiter{len(p.file), then})
+	if !p.syncing {
+		p.sync()
+	}
+}
+
+func (p *peer) sync() {
+	p.syncing = true
+	upTo, delay := len(p.file), 100*time.Microsecond+p.chance(time.Millisecond)
+	if p.world.slow || p.dice.IntN(30) == 0 {
 		delay += p.chance(30 * time.Millisecond)
 	}
-	if now := time.Now(); p.syncing.Before(now) {
-		p.syncing = now
-	}
-	p.syncing = p.syncing.Add(delay)
-	if mutant.Off(mutant.Sync) {
-		p.after(time.Until(p.syncing), func() { p.synced = max(p.synced, upTo) })
-		then()
-		return
-	}
-	p.after(time.Until(p.syncing), func() {
+	p.after(delay, func() {
 		p.synced = max(p.synced, upTo)
-		then()
+		n := 0
+		for n < len(p.waiting) && p.waiting[n].upTo <= p.synced {
+			n++
+		}
+		done := p.waiting[:n:n]
+		p.waiting = p.waiting[n:]
+		if p.syncing = len(p.waiting) > 0; p.syncing {
+			p.sync()
+		}
+		for _, w := range done {
+			w.then()
+		}
 	})
 }
 
@@ -284,10 +310,11 @@ func (p *peer) lead() {
 	for n := range nodes {
 		p.next[n], p.match[n], p.answered[n] = p.last()+1, 0, now
 	}
+	p.append(entry{p.last() + 1, p.term, nil}) // as Raft does: it commits what lies before
 	p.stored()
 	term := p.term
 	notice := p.chance(10 * time.Millisecond)
-	if p.dice.IntN(3) == 0 {
+	if p.dice.IntN(2) == 0 {
 		notice = p.chance(200 * time.Millisecond)
 	}
 	p.after(notice, func() { p.begin(term) })
@@ -403,7 +430,7 @@ func (p *peer) propose(data []byte, done func([]error, error)) {
 	case p.role != leader:
 		done(nil, entity.Errorf(entity.NotExecuted, "not the leader"))
 		return
-	case p.world.lucky(p.dice, 30):
+	case p.world.lucky(p.dice, 12):
 		p.world.count("proposals refused")
 		done(nil, errBusy)
 		return
@@ -544,6 +571,10 @@ func (p *peer) lag() {
 func (p *peer) apply(through uint64) {
 	for p.applied < through {
 		e := p.behind(p.applied, 1)[0]
+		if e.data == nil {
+			p.applied = e.index
+			continue
+		}
 		results, err := p.store.Apply(e.index, e.term, e.data)
 		if err != nil {
 			p.fail("apply: %v", err)

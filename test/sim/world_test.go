@@ -36,6 +36,7 @@ type world struct {
 	ledgers  [shards]*ledger
 	history  *check.History
 	began    time.Time
+	slow     bool           // the disks
 	wg       sync.WaitGroup // messages on their way, and what leases do
 
 	mu     sync.Mutex
@@ -53,6 +54,7 @@ func newWorld(t *testing.T, seed uint64, dir string) *world {
 		t: t, seed: seed, dir: dir, chance: map[string]*rand.Rand{}, tally: map[string]int{},
 		began: time.Now(), history: check.NewHistory(),
 	}
+	w.slow = w.roll(w.dice("disks"), 4) == 0
 	var err error
 	if w.registry, err = entity.NewRegistry(account.Kinds()...); err != nil {
 		t.Fatal(err)
@@ -147,6 +149,22 @@ func (w *world) setHint(shard uint32, node int) {
 	w.mu.Lock()
 	w.hint[shard] = node
 	w.mu.Unlock()
+}
+
+func (w *world) hinted(shard uint32) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.hint[shard]
+}
+
+// whole reports whether all nodes can serve.
+func (w *world) whole() bool {
+	for _, n := range w.nodes {
+		if n.broken {
+			return false
+		}
+	}
+	return true
 }
 
 // guess is where a message for the shard's leader is sent: mostly to the leader.
