@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	cmap "github.com/orcaman/concurrent-map"
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/account"
@@ -26,6 +28,14 @@ const (
 )
 
 var errEnded = entity.Errorf(entity.OutcomeUnknown, "the process has ended")
+
+// TestMain makes worlds cheap: most of the price of a process is the registry of its
+// actor system, 1,024 maps of 32 shards each, and collecting them again.
+func TestMain(m *testing.M) {
+	cmap.SHARD_COUNT = 1
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
+}
 
 // TestSeeds runs SIM_SEEDS worlds (default 20), or SIM_COUNT times the one of
 // SIM_SEED. SIM_TRACE=1 prints what happens.
