@@ -153,7 +153,7 @@ func (w *world) call(name string, op check.Op) check.Answer {
 	if err != nil {
 		w.fail("%v", err)
 	}
-	to := w.guess(shardOf(op.Account), w.dice("call %s", name))
+	to := w.guess(shardOf(op.Account), w.fresh("to "+name))
 	answer, err := w.ask(name, to, op.Account, 1500*time.Millisecond, &nodev1.ForwardRequest{Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
 		Entity: &writv1.EntityRef{Kind: account.AccountKind, Id: op.Account}, IdempotencyKey: op.Key, Command: packed,
 	}}})
@@ -185,7 +185,7 @@ func answerOf(res *writv1.SubmitResponse) check.Answer {
 
 // ask sends a request once, through any node, to the given one.
 func (w *world) ask(name string, to int, id string, most time.Duration, req *nodev1.ForwardRequest) (answer *nodev1.ForwardResponse, err error) {
-	dice := w.dice("call %s", name)
+	dice := w.fresh("call " + name)
 	req.Shard, req.Tenant = shardOf(id), "t"
 	via := w.roll(dice, nodes)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond+w.span(dice, most))

@@ -117,19 +117,34 @@ func (l *lease) run() {
 		case <-l.ctx.Done():
 			return
 		}
-		pause(time.Duration(100+l.peer.world.roll(l.dice, 1500)) * time.Microsecond)
+		if l.empty() {
+			continue // what has rung was taken along with the batch before
+		}
+		// Where two things are ready at once Go chooses one: what ends the lease must
+		// end it at that instant whatever is chosen.
+		wait(l.ctx.Done(), 100*time.Microsecond+l.peer.world.span(l.dice, 1500*time.Microsecond))
 		l.mu.Lock()
 		batch := l.queue
 		l.queue = nil
 		l.mu.Unlock()
-		if l.peer.world.lucky(l.dice, 15) {
+		often := 15
+		if l.peer.world.busy {
+			often = 3
+		}
+		if l.peer.world.lucky(l.dice, often) {
 			// A processor that has other things to do: terms pass meanwhile.
-			pause(l.peer.world.span(l.dice, 250*time.Millisecond))
+			wait(l.peer.closed, l.peer.world.span(l.dice, 300*time.Millisecond))
 		}
 		if len(batch) > 0 {
 			l.sent <- l.launch(batch)
 		}
 	}
+}
+
+func (l *lease) empty() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.queue) == 0
 }
 
 func (l *lease) launch(batch []proposed) *flight {

@@ -111,7 +111,9 @@ func (p *peer) run() {
 	for {
 		select {
 		case f := <-p.inbox:
-			f()
+			if !isClosed(p.closed) {
+				f()
+			}
 		case <-p.closed:
 			return
 		}
@@ -568,7 +570,15 @@ func (p *peer) lag() {
 	})
 }
 
+// apply applies what is committed, and then tells who waits for it: who is told of
+// one entry would else see the next one or not, as Go pleases.
 func (p *peer) apply(through uint64) {
+	var tell []func()
+	defer func() {
+		for _, f := range tell {
+			f()
+		}
+	}()
 	for p.applied < through {
 		e := p.behind(p.applied, 1)[0]
 		if e.data == nil {
@@ -584,7 +594,7 @@ func (p *peer) apply(through uint64) {
 		p.world.ledgers[p.shard].applied(p, e, results)
 		if done := p.pending[e.index]; done != nil {
 			delete(p.pending, e.index)
-			done(results, nil)
+			tell = append(tell, func() { done(results, nil) })
 		}
 	}
 }
@@ -602,7 +612,10 @@ func (p *peer) install(from int, term, index, indexTerm uint64, file []byte) {
 			return
 		}
 		p.setInstalled(index)
-		pause(100*time.Microsecond + p.chance(5*time.Millisecond))
+		wait(p.closed, 100*time.Microsecond+p.chance(5*time.Millisecond))
+		if isClosed(p.closed) {
+			return
+		}
 		p.synced = len(p.file)
 		p.node.replacing(p.shard)
 		if err := p.store.Replace(path); err != nil {

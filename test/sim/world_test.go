@@ -36,7 +36,8 @@ type world struct {
 	ledgers  [shards]*ledger
 	history  *check.History
 	began    time.Time
-	slow     bool           // the disks
+	slow     bool           // disks
+	busy     bool           // processors
 	wg       sync.WaitGroup // messages on their way, and what leases do
 
 	mu     sync.Mutex
@@ -55,6 +56,7 @@ func newWorld(t *testing.T, seed uint64, dir string) *world {
 		began: time.Now(), history: check.NewHistory(),
 	}
 	w.slow = w.roll(w.dice("disks"), 4) == 0
+	w.busy = w.roll(w.dice("processors"), 4) == 0
 	var err error
 	if w.registry, err = entity.NewRegistry(account.Kinds()...); err != nil {
 		t.Fatal(err)
@@ -99,12 +101,17 @@ func (w *world) dice(format string, args ...any) *rand.Rand {
 	defer w.mu.Unlock()
 	r := w.chance[name]
 	if r == nil {
-		h := fnv.New64a()
-		_, _ = h.Write([]byte(name)) // never fails
-		r = rand.New(rand.NewPCG(w.seed, h.Sum64()))
+		r = w.fresh(name)
 		w.chance[name] = r
 	}
 	return r
+}
+
+// fresh is the beginning of a stream.
+func (w *world) fresh(name string) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name)) // never fails
+	return rand.New(rand.NewPCG(w.seed, h.Sum64()))
 }
 
 // roll draws from a stream.
@@ -141,6 +148,14 @@ func report(tally map[string]int) string {
 		parts = append(parts, fmt.Sprintf("%s %d", what, tally[what]))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// wait is a pause that an end cuts short.
+func wait(end <-chan struct{}, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-end:
+	}
 }
 
 func pause(d time.Duration) { <-time.After(d) }
@@ -258,7 +273,10 @@ type courier struct {
 func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
 	w := c.world
 	source, destination := req.GetRows()[0].GetSource(), req.GetRows()[0].GetDestination()
-	dice := w.dice("lane %d %s %s %d", c.from, source.GetId(), destination.GetId(), req.GetRows()[0].GetLaneSequence())
+	// A relay that ends while rows are told to it may send them and be followed at
+	// once by another that sends them again, or not send them: both have one luck.
+	dice := w.fresh(fmt.Sprint(c.from, source.GetKind(), source.GetId(), destination.GetKind(), destination.GetId(),
+		req.GetRows()[0].GetLaneSequence(), time.Since(w.began)))
 	shard := sharding.Locate(shards, entity.Ref{Tenant: destination.GetTenant(), Kind: destination.GetKind(), ID: destination.GetId()})
 	to := w.guess(shard, dice)
 	got := make(chan *nodev1.DeliverResponse, 2)
