@@ -9,7 +9,8 @@
 // Actions: crash (SIGKILL to itself), stop (SIGSTOP to itself), error (the
 // operation fails), drop (the same; a message is lost), delay (100 ms). hit=n
 // lets n-1 hits pass; an armed point acts once, delay and drop until disarmed by
-// the action none.
+// the action none. Whenever a point acts it says so on standard error. Some points
+// stand behind what can no longer fail: error and drop do nothing there.
 package fault
 
 import "errors"
@@ -69,6 +70,9 @@ const (
 	Drop  Action = "drop"
 	Delay Action = "delay"
 )
+
+// Actions are all actions that do harm.
+func Actions() []Action { return []Action{Crash, Stop, Error, Drop, Delay} }
 
 // ErrInjected is the failure of a point that is armed with error or drop.
 var ErrInjected = errors.New("injected fault")

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,8 @@ import (
 )
 
 const (
+	failuresMost = 3 // worlds that fail, then no more begin
+
 	horizon  = 8 * time.Second  // of faults, virtual
 	patience = 60 * time.Second // for what must happen once the world is calm, virtual
 )
@@ -47,6 +50,7 @@ func TestSeeds(t *testing.T) {
 	dir := memory(t)
 	var mu sync.Mutex
 	total := map[string]int{}
+	var failures atomic.Int32
 	began := time.Now()
 	t.Run("seeds", func(t *testing.T) {
 		for i := range count {
@@ -56,14 +60,19 @@ func TestSeeds(t *testing.T) {
 			}
 			t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 				t.Parallel()
+				if failures.Load() >= failuresMost {
+					t.Skip("enough have failed")
+				}
+				defer func() {
+					if t.Failed() { // synctest ends a test that has failed
+						failures.Add(1)
+					}
+				}()
 				tally, _ := live(t, seed, filepath.Join(dir, strconv.FormatUint(i, 10)))
 				mu.Lock()
 				defer mu.Unlock()
 				for what, n := range tally {
 					total[what] += n
-				}
-				if t.Failed() {
-					t.Logf("again: SIM_SEED=%d go test ./test/sim", seed)
 				}
 			})
 		}
@@ -155,6 +164,9 @@ func live(t *testing.T, seed uint64, dir string) (tally map[string]int, trace ui
 		w.wg.Wait()
 		tally, trace = w.tally, w.trace
 		t.Logf("seed %d, trace %016x, %v: %s", seed, w.trace, time.Since(w.began), report(w.tally))
+		if t.Failed() {
+			t.Logf("again: SIM_SEED=%d SIM_TRACE=1 go test -run TestSeeds$ ./test/sim", seed)
+		}
 		pause(time.Minute) // timers of the actor system run out
 	})
 	if err := os.RemoveAll(dir); err != nil {

@@ -75,8 +75,9 @@ func newWorld(t *testing.T, seed uint64, dir string) *world {
 
 // fail says what is wrong.
 func (w *world) fail(format string, args ...any) {
-	w.note(format, args...)
-	w.t.Errorf("seed %d at %v: %s", w.seed, time.Since(w.began), fmt.Sprintf(format, args...))
+	what := strings.ReplaceAll(fmt.Sprintf(format, args...), w.dir, "") // another folder is no other history
+	w.note("%s", what)
+	w.t.Errorf("seed %d at %v: %s", w.seed, time.Since(w.began), what)
 }
 
 // note adds an event to the trace of the world. The trace is a sum over the events
