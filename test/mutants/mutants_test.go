@@ -61,7 +61,7 @@ var worlds = []struct {
 	{mutant.DropAtRestore, 200},
 	{mutant.Sync, 200},
 	{mutant.LogFloor, 40},
-	{mutant.Term, 1000},
+	{mutant.Term, 2000},
 }
 
 // patience bounds one run. A test that hangs without a safeguard has noticed, but

@@ -88,11 +88,11 @@ func (w *world) reader(r int, stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
-		case <-time.After(time.Millisecond + w.span(dice, 40*time.Millisecond)):
+		case <-time.After(time.Millisecond + w.span(dice, 20*time.Millisecond)):
 		}
 		op := check.Op{Client: clients + r, Action: check.Read, Account: registerID(w.roll(dice, registers))}
 		op.Call = w.history.Now()
-		answer, err := w.ask(fmt.Sprintf("read %d %d", r, i), w.roll(dice, nodes), op.Account, 400*time.Millisecond, &nodev1.ForwardRequest{
+		answer, err := w.ask(fmt.Sprintf("read %d %d", r, i), w.roll(dice, nodes), op.Account, 150*time.Millisecond, &nodev1.ForwardRequest{
 			Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: account.AccountKind, Id: op.Account}}},
 		})
 		if err != nil {
