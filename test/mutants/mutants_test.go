@@ -113,12 +113,12 @@ func TestSimulationMissesSafeguards(t *testing.T) {
 				t.Fatalf("%d worlds without the %s do not fail:\n%s", w.seeds, w.safeguard, output)
 			}
 			seed, trace := failed[1], traceOf(output, failed[1])
-			again, _ := simulate(t, binary, w.safeguard, "SIM_SEED="+seed, "SIM_COUNT=6")
+			again, _ := simulate(t, binary, w.safeguard, "SIM_SEED="+seed, "SIM_COUNT=20")
 			same := strings.Count(again, "seed "+seed+", trace "+trace)
 			if trace == "" || same == 0 {
 				t.Errorf("seed %s does not fail again with trace %s:\n%s", seed, trace, again)
 			}
-			t.Logf("without the %s: seed %s fails; of 6 runs more %d with the same trace %s; %s", w.safeguard, seed, same, trace, reason(output, seed))
+			t.Logf("without the %s: seed %s fails; of 20 runs more %d with the same trace %s; %s", w.safeguard, seed, same, trace, reason(output, seed))
 		})
 	}
 }
