@@ -87,6 +87,7 @@ build: ## Build everything; the node goes to dist/node, a static binary
 .PHONY: test
 test: ## Unit, transcript and in-process cluster tests
 	go test -shuffle=on -count=1 $(packages)
+	go test -tags next -shuffle=on -count=1 -run 'Format|Newer|Note' ./persistence/...
 
 .PHONY: race
 race: ## The concurrent packages under the race detector
@@ -108,7 +109,7 @@ fuzz: ## Every fuzz test for FUZZTIME=5s
 
 .PHONY: chaos
 chaos: build ## Chaos smoke: processes, faults and an audit, a few minutes
-	WRIT_NODE='$(CURDIR)/dist/node' go test -count=1 -timeout=10m ./test/chaos/...
+	WRIT_NODE='$(CURDIR)/dist/node' go test -count=1 -timeout=15m ./test/chaos/...
 
 .PHONY: chaos-long
 chaos-long: build ## All chaos tests with their full numbers, for hours
@@ -119,8 +120,9 @@ sim: ## Simulated clusters under virtual time, SEEDS=300, or SEED= for one of th
 	SIM_SEEDS=$(or $(SEEDS),300) SIM_SEED=$(SEED) go test -count=1 -timeout=30m ./test/sim
 
 .PHONY: faults
-faults: ## Kill processes at every named boundary, one after the other
+faults: ## Kill processes at every named boundary, lose messages and verdicts there
 	go test -tags faults -count=1 -timeout=15m -v ./test/faults | grep -vE '^=== '
+	go test -tags faults -count=1 -timeout=5m -v -run '^TestFault' ./cmd/node/node | grep -vE '^=== '
 
 .PHONY: mutants
 mutants: ## Switch off one safeguard at a time: a test must notice

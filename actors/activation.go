@@ -143,7 +143,7 @@ func (a *activation) load() error {
 	if a.sequence == 0 {
 		return nil // has never emitted: no lanes
 	}
-	lanes, err := a.shard.store.Lanes(a.ref)
+	lanes, err := a.shard.store.WaitingLanes(a.ref)
 	if err != nil {
 		return fmt.Errorf("read lanes: %w", err)
 	}
@@ -163,12 +163,29 @@ func decodeState(def *entity.Definition, rec *recordv1.EntityRecord) (snapshot, 
 		return s, nil
 	}
 	if name := string(s.state.ProtoReflect().Descriptor().FullName()); stored.GetType() != name {
-		return s, fmt.Errorf("the stored state is a %s, the kind's is a %s", stored.GetType(), name)
+		return s, &otherStateError{stored: stored.GetType(), defined: name}
 	}
 	if err := proto.Unmarshal(stored.GetData(), s.state); err != nil {
 		return s, fmt.Errorf("decode state: %w", err)
 	}
 	return s, nil
+}
+
+// otherStateError is what is wrong with an entity whose kind has changed its state
+// message: other than a failing disk, the caller may know of it.
+type otherStateError struct{ stored, defined string }
+
+func (e *otherStateError) Error() string {
+	return fmt.Sprintf("its stored state is a %s, and the kind is defined here with a %s: a kind keeps its state message, whose fields may change", e.stored, e.defined)
+}
+
+// errUnread is the answer when an entity cannot be read. Other nodes may be able
+// to: on another disk, or with another version of the kind.
+func (r *Runtime) errUnread(err error) *entity.Error {
+	if other, ok := errors.AsType[*otherStateError](err); ok {
+		return entity.Errorf(entity.NotExecuted, "the entity could not be read on node %s: %v", r.cfg.Node, other)
+	}
+	return entity.Errorf(entity.NotExecuted, "the entity could not be read: retry with the same key; the log of node %s says why", r.cfg.Node)
 }
 
 // take does one piece of work.
@@ -178,7 +195,7 @@ func (a *activation) take(c *call) {
 		c.refuse(notLeading(a.rt.cfg.Node, a.shard.number))
 		return
 	case a.unread != nil:
-		c.refuse(entity.Errorf(entity.NotExecuted, "the entity could not be read on node %s", a.rt.cfg.Node))
+		c.refuse(a.rt.errUnread(a.unread))
 		return
 	case a.phase != active:
 		a.bounce(c)

@@ -25,11 +25,15 @@ func (empty) Entity(entity.Ref) (*recordv1.EntityRecord, error) { return nil, ni
 
 func (empty) Key(entity.Ref, string, []byte) (*recordv1.KeyRecord, error) { return nil, nil }
 
-func (empty) Lanes(entity.Ref) (map[entity.Ref]*recordv1.Lane, error) { return nil, nil }
+func (empty) WaitingLanes(entity.Ref) (map[entity.Ref]*recordv1.Lane, error) { return nil, nil }
 
 func (empty) PendingSources(entity.Ref, int) ([]entity.Ref, error) { return nil, nil }
 
 func (empty) Applied(entity.Ref, entity.Ref) (*recordv1.Applied, error) { return nil, nil }
+
+func (empty) DueTimers(string, int64, int, func(string, entity.Ref, string, *recordv1.Timer)) (int64, error) {
+	return 0, nil
+}
 
 func (empty) Expirable(int64) (uint64, bool)                                        { return 0, false }
 func (empty) ExpiredThrough() int64                                                 { return 0 }

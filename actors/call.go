@@ -146,7 +146,7 @@ func (r *Runtime) enter(ctx context.Context, number uint32, c *call, count func(
 
 // hand passes a call to the gate of its shard unless there is too much already.
 func (r *Runtime) hand(number uint32, c *call, count func(*shard) *gauge) (*shard, error) {
-	if n := r.cfg.Shards; n > 0 && sharding.Locate(n, c.ref) != number {
+	if n := r.cfg.Shards(); n > 0 && sharding.Locate(n, c.ref) != number {
 		return nil, entity.Errorf(entity.NotExecuted, "entity %s does not belong to shard %d", c.ref, number)
 	}
 	if _, isEvent := c.work.(*delivery); !isEvent && r.cfg.Admit != nil {

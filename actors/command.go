@@ -3,6 +3,8 @@ package actors
 import (
 	"bytes"
 	"errors"
+	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +17,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/internal/mutant"
+	"writ/internal/trace"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 	writv1 "writ/proto/writ/v1"
@@ -54,7 +57,7 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 	}
 	s := &submit{
 		id: keyID{name, body.GetIdempotencyKey()}, handler: h, size: len(body.GetCommand().GetValue()),
-		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: trace(req.GetTrace()),
+		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: traceparent(req.GetTrace()),
 	}
 	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
@@ -85,8 +88,8 @@ func errTimerKey() *entity.Error {
 	return entity.Errorf(entity.Invalid, "keys that begin with %q are those of timers", timerKeys)
 }
 
-// trace keeps a W3C traceparent and drops anything longer or not printable.
-func trace(header string) string {
+// traceparent keeps a W3C traceparent and drops anything longer or not printable.
+func traceparent(header string) string {
 	const most = 128
 	if len(header) > most || strings.ContainsFunc(header, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return ""
@@ -111,8 +114,8 @@ func (a *activation) submit(c *call, s *submit) {
 			a.recall(c, s, stored)
 			return
 		}
-		if a.mayBeForgotten(s.issuedAt) {
-			c.refuse(entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known"))
+		if err := a.issued(s.issuedAt); err != nil {
+			c.refuse(err)
 			return
 		}
 	}
@@ -195,18 +198,32 @@ func errCancelled() *entity.Error {
 // unreadable answers when the store fails.
 func (a *activation) unreadable(c *call, what string, err error) {
 	a.rt.log.Error("cannot read "+what, a.attr(), errAttr(err))
-	c.refuse(entity.Errorf(entity.NotExecuted, "the %s could not be read on node %s", what, a.rt.cfg.Node))
+	c.refuse(entity.Errorf(entity.NotExecuted, "the %s could not be read: retry with the same key; the log of node %s says why", what, a.rt.cfg.Node))
 }
 
-// mayBeForgotten reports that a command issued at the given time, whose key is
-// not stored, may have executed so long ago that its key was forgotten. The
-// client's clock may run ahead, so times shortly after count as well.
-func (a *activation) mayBeForgotten(issuedAt time.Time) bool {
-	if issuedAt.IsZero() {
-		return false
+// issued checks when a command was issued whose key is not stored.
+//
+// It may have executed so long ago that its key was forgotten. No command is
+// accepted before it was issued (see decide), so what is forgotten through a time
+// holds every key that was issued by then, whatever clocks said: the comparison
+// needs no clock. A client's clock may run ahead when it has its key cancelled, so
+// times shortly after count as well.
+//
+// And it may be issued in a future so far that its key, forgotten, would make what
+// others issue now look old.
+func (a *activation) issued(at time.Time) error {
+	if at.IsZero() {
+		return nil
 	}
 	through := a.shard.store.ExpiredThrough()
-	return through != 0 && issuedAt.Add(-a.rt.cfg.skew()).UnixNano() <= through
+	if through != 0 && at.Add(-a.rt.cfg.skew()).UnixNano() <= through {
+		return entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known")
+	}
+	if ahead, most := at.Sub(a.rt.cfg.Clock()), a.rt.cfg.ahead(); ahead > most {
+		return entity.Errorf(entity.Invalid, "issued_at lies %v ahead of the clock of node %s, more than %v: set the clock that is wrong, the client's or the node's, and issue the command anew",
+			ahead.Round(time.Millisecond), a.rt.cfg.Node, most)
+	}
+	return nil
 }
 
 // admit checks a new command against limits and load.
@@ -231,54 +248,69 @@ func (a *activation) room() error {
 
 // decide runs the handler and proposes what it decided.
 func (a *activation) decide(c *call, s *submit) {
-	now := time.Now()
+	now := a.rt.cfg.Clock()
+	accepted := now.UnixNano()
+	if !s.issuedAt.IsZero() { // else a client ahead of this clock could not be told from a later one
+		accepted = max(accepted, s.issuedAt.UnixNano())
+	}
 	hand := commandInHand(a.ref, s.id.commandType, s.id.key)
 	if n := a.rt.cfg.Hands.Crashes(hand); n >= a.rt.cfg.MaxCrashes {
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the process of node %s has ended %d times while it ran the command's handler: it is not run there again",
-			a.rt.cfg.Node, n))
+		c.refuse(entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the command's handler: it is not run again until an operator says so (node crashes)", n))
 		return
 	}
-	d, err := a.run(s.handler, entity.NewContext(a.ref, entity.Ref{}, now.UTC()), s.command, hand)
-	var commit *recordv1.Commit
-	rejected := (*entity.Rejection)(nil)
-	if err == nil {
-		commit, err = a.compose(d, origin{acceptedAt: now.UnixNano(), trace: s.trace, hops: 1})
-	} else if errors.As(err, &rejected) {
-		commit, err = a.emptyCommit(), nil
-	}
+	span := a.commitSpan(s)
+	ctx := entity.NewContext(a.ref, entity.Ref{}, now.UTC())
+	d, commit, result, err := a.execute(s.handler, ctx, s.command, hand, nil, origin{acceptedAt: accepted, trace: traceAfter(span, s.trace), hops: 1})
 	if err != nil {
-		a.undecided(c, err)
+		a.undecided(c, err, span)
 		return
 	}
-	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1}
-	if rejected == nil {
-		result.Decision, result.Reply = recordv1.Outcome_EXECUTED, d.reply
-	} else {
-		result.Decision, result.Code = recordv1.Outcome_REJECTED, uint32(rejected.Code)
-		result.Reason, result.Message = rejected.Reason, rejected.Message
-	}
-	key := &recordv1.Key{CommandType: s.id.commandType, AcceptedAt: now.UnixNano()}
+	result.Trace = traceAfter(span, "")
+	key := &recordv1.Key{CommandType: s.id.commandType, AcceptedAt: accepted}
 	if !s.handler.AtLeastOnce {
 		a.fillKey(key, s)
 		commit.Key, commit.Outcome = key, result
-	} else if rejected != nil { // nothing to store: an answer without a record
+	} else if result.GetDecision() == recordv1.Outcome_REJECTED { // nothing to store: an answer without a record
 		result.Version--
+		endSpan(span, nil)
 		a.barrier(func(err error) { a.finish(c, s, key, result, ownless(err)) })
 		return
 	}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
-		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record))
+		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record), span)
 		return
 	}
-	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}
-	if rejected == nil {
-		p.after.state, p.timers = d.state, d.changes
+	p := &proposal{commit: commit, after: snapshot{result.GetVersion(), d.state}, timers: d.changes}
+	if span != nil {
+		span.Set(decided(result), slog.Int("writ.rows", len(commit.GetRows())))
+		p.then = append(p.then, span.End)
 	}
-	p.then = []func(error){func(err error) { a.finish(c, s, key, result, err) }}
+	p.then = append(p.then, func(err error) { a.finish(c, s, key, result, err) })
 	if commit.Key != nil {
 		a.keep(s.id, p)
 	}
 	a.advance(p)
+}
+
+// emittedMost bounds the lanes that an outcome names: it is kept for a whole window.
+const emittedMost = 8
+
+// emitted is what an outcome tells of a command's rows. A command numbers the rows
+// of each lane one after the other.
+func emitted(rows []*recordv1.Row) (n uint32, lanes []*recordv1.Emitted) {
+	for _, row := range rows {
+		to := row.GetDestination()
+		i := slices.IndexFunc(lanes, func(e *recordv1.Emitted) bool { return e.GetId() == to.GetId() && e.GetKind() == to.GetKind() })
+		switch {
+		case i >= 0:
+			lanes[i].Rows++
+		case len(lanes) == emittedMost:
+			return uint32(len(rows)), nil
+		default:
+			lanes = append(lanes, &recordv1.Emitted{Kind: to.GetKind(), Id: to.GetId(), LaneSequence: row.GetLaneSequence(), Rows: 1})
+		}
+	}
+	return uint32(len(rows)), lanes
 }
 
 func (a *activation) fillKey(key *recordv1.Key, s *submit) {
@@ -305,10 +337,11 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 // too much. A failed handler costs the activation, and its caller hears it at
 // once, but not what happened: that may be nobody's business and stands in the
 // log. A size depends on the state before it, so that answer waits for it.
-func (a *activation) undecided(c *call, err error) {
-	if _, ok := errors.AsType[*handlerError](err); ok {
+func (a *activation) undecided(c *call, err error, span trace.Span) {
+	endSpan(span, err)
+	if failed, ok := errors.AsType[*handlerError](err); ok {
 		a.breakOff()
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler failed: nothing was stored"))
+		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler %s: nothing was stored; see the log of node %s", failed.how, a.rt.cfg.Node))
 		return
 	}
 	a.settled(func(earlier error) {

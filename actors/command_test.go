@@ -1,10 +1,12 @@
 package actors_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -261,6 +263,7 @@ func TestHandlerFails(t *testing.T) {
 	}})}})
 	e := ref("counter", "a")
 	w.must(e, "0", &num{Value: 1})
+	how := map[string]string{"panic": "panicked", "error": "c.Reject"}
 	for _, what := range []string{
 		"panic", "error", "code", "rejection is not UTF-8", "nil event", "typed nil event",
 		"no destination", "long destination", "event is not UTF-8",
@@ -268,6 +271,9 @@ func TestHandlerFails(t *testing.T) {
 		for range 2 { // nothing is stored under the key
 			_, err := w.submit(submitted{ref: e, key: "k", command: &text{Value: what}})
 			wantReason(t, err, entity.HandlerPanic)
+			if want := cmp.Or(how[what], "may not make"); !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "see the log of node") {
+				t.Errorf("%s: %v does not say %q", what, err, want)
+			}
 		}
 	}
 	if value, version := w.read(e); value != 1 || version != 1 {
@@ -405,7 +411,53 @@ func TestExpired(t *testing.T) {
 	w.metrics.until(t, func() bool { return w.stores[0].ExpiredThrough() != 0 })
 	_, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: 1}, change: issued(begun)})
 	wantReason(t, err, entity.Expired)
-	if _, err := w.submit(submitted{ref: e, key: "new", command: &num{Value: 1}, change: issued(time.Now().Add(time.Hour))}); err != nil {
-		t.Error(err)
+	w.must(e, "new", &num{Value: 1})
+	_, err = w.submit(submitted{ref: e, key: "ahead", command: &num{Value: 1}, change: issued(time.Now().Add(time.Hour))})
+	wantReason(t, err, entity.Invalid)
+	if value, _ := w.read(e); value != 2 {
+		t.Errorf("value is %d", value)
+	}
+}
+
+// Whatever the wall clocks of clients and leaders say, a command that was executed
+// is not executed again when its key has been forgotten.
+func TestExpiredAcrossClocks(t *testing.T) {
+	offsets := []time.Duration{-30 * time.Minute, -5 * time.Minute, 0, 5 * time.Minute, 48 * time.Hour}
+	for _, first := range offsets {
+		for _, second := range offsets {
+			t.Run(fmt.Sprintf("leaders at %v and %v", first, second), func(t *testing.T) { executedOnce(t, first, second) })
+		}
+	}
+}
+
+func executedOnce(t *testing.T, first, second time.Duration) {
+	t.Helper()
+	var offset atomic.Int64 // of the leader's wall clock
+	offset.Store(int64(first))
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) {
+		c.Clock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+		c.Passivation = 80 * time.Millisecond // a quick tick
+	}})
+	e, issued := ref("counter", "a"), time.Now()
+	s := submitted{ref: e, key: "k", command: &num{Value: 1}, change: func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.New(issued) }}
+	switch _, err := w.submit(s); {
+	case first < -10*time.Minute: // else nobody could tell later
+		wantReason(t, err, entity.Invalid)
+		return
+	case err != nil:
+		t.Fatal(err)
+	}
+	w.leases[0].end(nil)
+	offset.Store(int64(second))
+	w.lead(0)
+	if answer, err := w.submit(s); err != nil || !answer.GetReplayed() || answer.GetAcceptedAt().AsTime().Before(issued) {
+		t.Errorf("a stored key: %v, %v", answer, err)
+	}
+	w.leases[0].jump.Store(int64(48 * time.Hour))
+	w.metrics.until(t, func() bool { return w.stores[0].ExpiredThrough() != 0 })
+	_, err := w.submit(s)
+	wantReason(t, err, entity.Expired)
+	if value, rec := w.stored(e); value != 1 || rec.GetDecided() != 1 {
+		t.Errorf("value %d, %v", value, rec)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"writ/actors/entity"
+	"writ/internal/trace"
 )
 
 // Config is what a runtime needs to know. Registry and Courier have no default.
@@ -17,22 +18,28 @@ type Config struct {
 	Node string
 	// Registry holds the kinds of this node.
 	Registry *entity.Registry
-	// Shards is the cluster's number of shards: a call for an entity of another
-	// shard is refused. 0: not checked.
-	Shards uint32
+	// Shards is the cluster's number of shards, 0 while it is not known; nil: never.
+	// A call for an entity of another shard is refused, and sends to one shard do
+	// not wait for those to another.
+	Shards func() uint32
 	// Limits are DefaultLimits if left zero.
 	Limits Limits
 	// Window says how long a kind's idempotency keys are remembered, in log time.
 	// Where it is nil or 0 the kind's own window counts, and then 24 h.
 	Window func(kind string) time.Duration
-	// Skew is how far a client's clock may run ahead: a command issued up to so
-	// long after the latest forgotten acceptance is refused as EXPIRED. It never
-	// counts for more than a quarter of the shortest window. Default 1 min.
+	// Skew is how far a client's clock may run ahead when its command comes for the
+	// first time after a mark of Cancel was forgotten: a command issued up to so long
+	// after the latest forgotten acceptance is refused as EXPIRED. It never counts for
+	// more than a quarter of the shortest window. Default 1 min.
 	Skew time.Duration
+	// Clock is the wall clock by which commands are accepted. Nil: time.Now. Clocks
+	// of nodes and of clients may differ.
+	Clock func() time.Time
 	// Courier carries events.
 	Courier Courier
-	// Sends is the number of deliveries at once from this node, separately for
-	// healthy lanes and for lanes in trouble. Default 64.
+	// Sends is the number of deliveries at once from this node to one shard, a
+	// quarter of it to one entity; separately for healthy lanes and for lanes in
+	// trouble. Default 64.
 	Sends int
 	// SendTimeout ends one delivery. Default 10 s.
 	SendTimeout time.Duration
@@ -60,6 +67,8 @@ type Config struct {
 	Hands Hands
 	// Metrics may be nil.
 	Metrics Metrics
+	// Tracer may be nil: then nothing is traced.
+	Tracer trace.Tracer
 	// Logger may be nil.
 	Logger *slog.Logger
 }
@@ -85,12 +94,18 @@ func (c Config) withDefaults() Config {
 	if c.Limits == (Limits{}) {
 		c.Limits = DefaultLimits()
 	}
+	if c.Shards == nil {
+		c.Shards = func() uint32 { return 0 }
+	}
 	set(&c.Skew, time.Minute)
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
 	set(&c.Sends, 64)
 	set(&c.SendTimeout, 10*time.Second)
 	set(&c.Retry, Retry{First: 20 * time.Millisecond, Most: 5 * time.Second})
 	set(&c.MaxAttempts, 8)
-	set(&c.MaxCrashes, 3)
+	set(&c.MaxCrashes, DefaultMaxCrashes)
 	set(&c.TimerSkew, 100*time.Millisecond)
 	c.TimerSkew = max(0, c.TimerSkew)
 	set(&c.Passivation, 5*time.Minute)
@@ -147,10 +162,19 @@ func (c Config) window(def *entity.Definition) time.Duration {
 	return defaultWindow
 }
 
-// skew is the tolerance for clients' clocks. It stays well below the shortest
-// window: else a command issued just now could look older than what is forgotten.
-func (c Config) skew() time.Duration {
-	d := c.Skew
+// issuedAhead is how far issued_at may lie ahead of the leader's clock.
+const issuedAhead = 10 * time.Minute
+
+// skew is the tolerance for clients' clocks in what is compared with what was
+// forgotten.
+func (c Config) skew() time.Duration { return c.bounded(c.Skew) }
+
+// ahead is how far issued_at may lie ahead of the leader's clock.
+func (c Config) ahead() time.Duration { return c.bounded(issuedAhead) }
+
+// bounded keeps a tolerance well below the shortest window: else a command issued
+// just now could look older than what is forgotten.
+func (c Config) bounded(d time.Duration) time.Duration {
 	for _, kind := range c.Registry.Kinds() {
 		d = min(d, c.window(c.Registry.Kind(kind))/4)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/internal/fault"
+	"writ/internal/trace"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -72,6 +73,7 @@ type source struct {
 	epoch    uint64
 	current  uint64
 	applied  uint64
+	skipped  uint64 // committed: the latest row that no handler saw
 	inFlight int
 }
 
@@ -85,7 +87,9 @@ func (a *activation) source(ref entity.Ref) (*source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &source{epoch: stored.GetEpoch(), current: stored.GetLaneSequence(), applied: stored.GetLaneSequence()}, nil
+	return &source{
+		epoch: stored.GetEpoch(), current: stored.GetLaneSequence(), applied: stored.GetLaneSequence(), skipped: stored.GetSkipped(),
+	}, nil
 }
 
 // place is where a row stands in its lane.
@@ -128,16 +132,20 @@ func (a *activation) deliver(c *call, d *delivery) {
 	for _, row := range d.rows {
 		switch s.place(row) {
 		case known:
+			a.appliedBefore(row)
 		case beyond:
 			a.gap(c, d)
 			return
 		case next:
-			refusal, err := a.apply(s, row)
+			span := a.applySpan(row)
+			refusal, err := a.apply(s, row, span)
 			if err != nil {
+				endSpan(span, err)
 				c.refuse(err)
 				return
 			}
 			if refusal != nil {
+				endSpan(span, refusedError(refusal))
 				a.refuseRow(c, d, row.GetLaneSequence(), refusal)
 				return
 			}
@@ -151,7 +159,7 @@ func (a *activation) confirm(c *call, d *delivery, answer *nodev1.DeliverRespons
 	if err == nil {
 		var s *source
 		if s, err = a.source(d.source); err == nil {
-			answer.Applied = s.applied
+			answer.Applied, answer.Skipped = s.applied, s.skipped
 			_ = fault.Point(fault.ConsumerAfterCommit)
 			c.answer(answer, nil)
 			return
@@ -193,15 +201,17 @@ func (a *activation) refuseRow(c *call, d *delivery, sequence uint64, refusal *n
 }
 
 // apply handles one row and proposes what comes of it. The error is trouble that
-// is not the row's.
-func (a *activation) apply(s *source, row *recordv1.Row) (*nodev1.Refusal, error) {
+// is not the row's. What is proposed ends the span, if there is one.
+func (a *activation) apply(s *source, row *recordv1.Row, span trace.Span) (*nodev1.Refusal, error) {
 	commit, state, timers := a.emptyCommit(), a.current.state, (*timerChanges)(nil)
 	if row.GetEvent() != nil { // else an operator skipped it: only the mark moves
 		d, refusal, err := a.handleEvent(row)
 		if refusal != nil || err != nil {
 			return refusal, err
 		}
-		if commit, err = a.compose(d, derived(row)); err != nil {
+		from := derived(row)
+		from.trace = traceAfter(span, from.trace)
+		if commit, err = a.compose(d, from); err != nil {
 			if entity.ReasonOf(err) == entity.NotExecuted {
 				return nil, err
 			}
@@ -209,7 +219,9 @@ func (a *activation) apply(s *source, row *recordv1.Row) (*nodev1.Refusal, error
 		}
 		state, timers = d.state, d.changes
 	}
-	commit.Applied = []*recordv1.AppliedMark{{Source: row.GetSource(), Epoch: row.GetEpoch(), LaneSequence: row.GetLaneSequence()}}
+	commit.Applied = []*recordv1.AppliedMark{{
+		Source: row.GetSource(), Epoch: row.GetEpoch(), LaneSequence: row.GetLaneSequence(), Skipped: row.GetEvent() == nil,
+	}}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
 		return a.rowRefusal(tooLarge("record", size, a.rt.cfg.Limits.Record)), nil
 	}
@@ -224,7 +236,11 @@ func (a *activation) apply(s *source, row *recordv1.Row) (*nodev1.Refusal, error
 	}
 	s.epoch, s.current = row.GetEpoch(), row.GetLaneSequence()
 	s.inFlight++
-	a.advance(&proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, state}, timers: timers})
+	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, state}, timers: timers}
+	if span != nil {
+		p.then = append(p.then, span.End)
+	}
+	a.advance(p)
 	return nil, nil
 }
 
@@ -297,6 +313,11 @@ func (a *activation) committedMarks(commit *recordv1.Commit) {
 		ref := fromRef(mark.GetSource())
 		s := a.sources[ref]
 		s.applied = mark.GetLaneSequence()
+		if mark.GetSkipped() { // as Apply does
+			s.skipped = s.applied
+		} else if s.applied <= s.skipped {
+			s.skipped = 0
+		}
 		s.inFlight--
 		if s.inFlight == 0 {
 			delete(a.sources, ref)

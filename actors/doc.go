@@ -41,7 +41,7 @@
 //
 // # Goroutines
 //
-// The runtime owns: one ticker; at most [Config].Sends senders, twice (healthy
-// lanes and lanes in trouble do not share); one page reader per gate that takes
+// The runtime owns: one ticker; at most [Config].Sends senders for each destination
+// shard, twice (healthy lanes and lanes in trouble do not share); one page reader per gate that takes
 // over. Actors run on goroutines of the actor system, none while idle.
 package actors

@@ -8,10 +8,13 @@ import (
 	"sync"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"writ/actors"
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
+	writv1 "writ/proto/writ/v1"
 )
 
 // A handler that fails costs the activation, for commands and for events.
@@ -434,5 +437,36 @@ func TestAttemptsSurviveTerms(t *testing.T) {
 	defer mu.Unlock()
 	if l := w.lane(a, b); l.GetAttempts() != 8 || calls < 8 || calls > 8+3 { // one per change may not have been counted
 		t.Errorf("%d calls, lane %v", calls, l)
+	}
+}
+
+// typed is a store whose states are of a message that the kind does not have.
+type typed struct{ actors.Store }
+
+func (s typed) Entity(ref entity.Ref) (*recordv1.EntityRecord, error) {
+	rec, err := s.Store.Entity(ref)
+	if rec.GetState() != nil {
+		rec = proto.CloneOf(rec)
+		rec.State.Type = "old.State"
+	}
+	return rec, err
+}
+
+// The caller is told that another version of the program wrote the state: nothing
+// else about this node would explain it.
+func TestStateOfAnotherMessage(t *testing.T) {
+	w := newWorld(t, worldConfig{wrap: func(s actors.Store) actors.Store { return typed{s} }})
+	a := ref("counter", "a")
+	w.must(a, "1", &num{Value: 1})
+	i := int(w.shard(a))
+	w.leases[i].end(nil)
+	w.lead(i)
+	_, submitErr := w.submit(submitted{ref: a, key: "2", command: &num{Value: 1}})
+	_, readErr := w.readWith(a, func(r *writv1.ReadRequest) { r.Consistency = writv1.Consistency_STALE })
+	for _, err := range []error{submitErr, readErr} {
+		wantReason(t, err, entity.NotExecuted)
+		if !strings.Contains(err.Error(), "old.State") {
+			t.Errorf("%v does not say what is wrong", err)
+		}
 	}
 }

@@ -20,6 +20,8 @@ type gate struct {
 	rt    *Runtime
 	shard *shard
 	lease Lease // nil: none
+	// epoch and term are those of the newest lease so far.
+	epoch, term uint64
 	// entries: entities that are active or ending in this term.
 	entries map[entity.Ref]*entry
 	// children: every child that has not terminated, by the id of its PID; also
@@ -180,19 +182,24 @@ func notLeading(node string, shard uint32) *entity.Error {
 	return entity.Errorf(entity.NotExecuted, "node %s does not lead shard %d", node, shard)
 }
 
-// begin begins a term.
+// begin begins a term. Leases may be handed over late: an older one has ended, and
+// in the place of the newer one it would have all work refused until the next term.
 func (g *gate) begin(lease Lease) {
+	epoch, term := lease.Epoch(), lease.Term()
+	if epoch < g.epoch || epoch == g.epoch && term < g.term {
+		return
+	}
 	g.endTerm(false)
 	if g.closing {
 		return
 	}
-	g.lease = lease
+	g.lease, g.epoch, g.term = lease, epoch, term
 	// Ends by itself when the lease ends, as every lease does; the message finds
 	// a later lease, or no gate, and is then void.
 	context.AfterFunc(lease.Context(), func() { g.rt.send(g.shard.gate, &leaseEnded{lease}) })
 	g.takeover.begin(g)
 	g.timers.begin(g)
-	g.rt.log.Info("shard is led", g.attr(), slog.Uint64("epoch", lease.Epoch()), slog.Uint64("term", lease.Term()))
+	g.rt.log.Info("shard is led", g.attr(), slog.Uint64("epoch", epoch), slog.Uint64("term", term))
 }
 
 // endTerm ends all activations and refuses what waits for them. now: without
@@ -240,7 +247,7 @@ func (g *gate) take(c actor.Context, call *call) {
 		var err error
 		if e, err = g.activate(c, call.ref, false); err != nil {
 			g.rt.log.Error("cannot start an activation", g.attr(), slog.Any("error", err))
-			call.refuse(entity.Errorf(entity.NotExecuted, "the entity could not be started"))
+			call.refuse(entity.Errorf(entity.NotExecuted, "the entity could not be started: retry with the same key; the log of node %s says why", g.rt.cfg.Node))
 			return
 		}
 	}

@@ -34,14 +34,26 @@ type origin struct {
 	hops       uint32
 }
 
-// handlerError is a handler that panicked or that broke its contract.
-type handlerError struct{ text string }
+// handlerError is a handler that panicked or that broke its contract. The text may
+// show what is nobody's business: it is for the log. What a caller may know is how
+// it failed.
+type handlerError struct {
+	how  string
+	text string
+}
+
+// How a handler fails.
+const (
+	howPanicked = "panicked"
+	howError    = "returned an error that is no rejection (to refuse a command, a handler returns c.Reject)"
+	howInvalid  = "made what a handler may not make"
+)
 
 func (f *handlerError) Error() string { return f.text }
 
 // run calls a handler on a clone of the current state; hand names what is in hand
-// meanwhile. The error is a
-// *entity.Rejection that may be stored, a *handlerError, or TOO_LARGE.
+// meanwhile. The error is a *entity.Rejection that may be stored, a *handlerError, or
+// TOO_LARGE.
 func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.Message, hand string) (*decision, error) {
 	d := &decision{state: proto.Clone(a.current.state), now: ctx.Time()}
 	leave := a.rt.cfg.Hands.Take(hand)
@@ -66,13 +78,40 @@ func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.M
 	return d, nil
 }
 
+// execute runs the handler of a command, a client's or that of the timer fired, and
+// makes the commit and the outcome of what it decided: a rejection is a decision
+// that changes nothing. The error is none of these: it is one of run or compose, and
+// there is nothing to store.
+func (a *activation) execute(h *entity.Handler, ctx *entity.Context, command proto.Message, hand string, fired *firedTimer, from origin) (
+	*decision, *recordv1.Commit, *recordv1.Outcome, error,
+) {
+	result := &recordv1.Outcome{Version: a.current.version + 1}
+	d, err := a.run(h, ctx, command, hand)
+	if rejected, ok := errors.AsType[*entity.Rejection](err); ok {
+		result.Decision, result.Code = recordv1.Outcome_REJECTED, uint32(rejected.Code)
+		result.Reason, result.Message = rejected.Reason, rejected.Message
+		return &decision{state: a.current.state, now: ctx.Time(), fired: fired}, a.emptyCommit(), result, nil
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	d.fired = fired
+	commit, err := a.compose(d, from)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	result.Decision, result.Reply = recordv1.Outcome_EXECUTED, d.reply
+	result.Rows, result.Emitted = emitted(commit.GetRows())
+	return d, commit, result, nil
+}
+
 // call runs user code.
 func (a *activation) call(h *entity.Handler, ctx *entity.Context, state, message proto.Message) (reply proto.Message, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			a.rt.log.Error("a handler panicked", a.attr(), slog.String("message", string(message.ProtoReflect().Descriptor().FullName())),
 				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			err = &handlerError{fmt.Sprintf("the handler panicked: %v", p)}
+			err = &handlerError{howPanicked, fmt.Sprintf("the handler panicked: %v", p)}
 		}
 	}()
 	return h.Call(ctx, state, message)
@@ -86,7 +125,7 @@ func (a *activation) sortOut(err error) error {
 	}
 	var rejection *entity.Rejection
 	if !errors.As(err, &rejection) || rejection == nil {
-		return a.handlerFailed("%v", err)
+		return a.logged(&handlerError{howError, fmt.Sprintf("the handler failed: %v", err)})
 	}
 	out := *rejection
 	if out.Code == 0 {
@@ -108,7 +147,10 @@ func (a *activation) sortOut(err error) error {
 // handlerFailed is for a handler that returned without a panic, but not what it
 // may return.
 func (a *activation) handlerFailed(format string, args ...any) error {
-	f := &handlerError{"the handler failed: " + fmt.Sprintf(format, args...)}
+	return a.logged(&handlerError{howInvalid, "the handler failed: " + fmt.Sprintf(format, args...)})
+}
+
+func (a *activation) logged(f *handlerError) error {
 	a.rt.log.Error("a handler failed", a.attr(), errAttr(f))
 	return f
 }
@@ -144,15 +186,19 @@ func (a *activation) compose(d *decision, from origin) (*recordv1.Commit, error)
 	if len(d.emitted) > limits.Rows {
 		return nil, tooLarge("rows", len(d.emitted), limits.Rows)
 	}
-	lanes := map[entity.Ref]uint64{}
+	numbered := map[entity.Ref]uint64{}
 	for i, e := range d.emitted {
 		row, err := a.row(e, from)
 		if err != nil {
 			return nil, err
 		}
-		lanes[e.To]++
-		row.Sequence = a.sequence + uint64(i) + 1
-		row.LaneSequence = a.out.numbered(e.To) + lanes[e.To]
+		if _, known := numbered[e.To]; !known {
+			if numbered[e.To], err = a.numbered(e.To); err != nil {
+				return nil, err
+			}
+		}
+		numbered[e.To]++
+		row.Sequence, row.LaneSequence = a.sequence+uint64(i)+1, numbered[e.To]
 		commit.Rows = append(commit.Rows, row)
 	}
 	if len(d.timers) == 0 && !d.deleted && d.fired == nil {

@@ -2,6 +2,7 @@ package actors
 
 import (
 	"strconv"
+	"strings"
 
 	"writ/actors/entity"
 	recordv1 "writ/proto/writ/record/v1"
@@ -12,11 +13,27 @@ import (
 type Hands interface {
 	// Take notes that a handler has begun. The function notes that it has ended.
 	Take(what string) (leave func())
-	// Crashes is how often a process of this node has ended with this in hand.
+	// Crashes is how often a process, of this node or of another that this one has
+	// heard of, has ended with this in hand.
 	Crashes(what string) int
-	// Count is true once for every such time: the caller counts it through the log.
+	// Count is true once for every such time on this node: the caller counts it
+	// through the log.
 	Count(what string) bool
 }
+
+// commandHand begins the names of commands that are in hand.
+const commandHand = "command "
+
+// ClientsCommand reports whether what is in hand is a client's command: it is
+// refused after too many crashes. An event's lane is parked then, and so is the
+// timer whose command it is.
+func ClientsCommand(what string) bool {
+	_, key, found := strings.Cut(what, " key ")
+	return found && strings.HasPrefix(what, commandHand) && !strings.HasPrefix(key, `"`+timerKeys)
+}
+
+// DefaultMaxCrashes is Config.MaxCrashes unless it is set.
+const DefaultMaxCrashes = 3
 
 // noHands remembers nothing.
 type noHands struct{}
@@ -35,7 +52,7 @@ func (a *activation) crashReason() string {
 
 // commandInHand names a command that is in hand.
 func commandInHand(ref entity.Ref, commandType, key string) string {
-	b := append(make([]byte, 0, 128), "command "...)
+	b := append(make([]byte, 0, 128), commandHand...)
 	b = append(b, commandType...)
 	b = append(b, " key "...)
 	b = strconv.AppendQuote(b, key)

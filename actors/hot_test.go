@@ -47,11 +47,36 @@ func coolP99(w *world, round string, stop <-chan struct{}) time.Duration {
 	return all[len(all)*99/100]
 }
 
+// capacity is how many commands a second an entity of kind hot can do now, while
+// others of the machine want to do something as well.
+func capacity(w *world) float64 {
+	stop := make(chan struct{})
+	time.AfterFunc(500*time.Millisecond, func() { close(stop) })
+	began := time.Now()
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	for client := range 16 {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				w.must(ref("hot", "measured"), fmt.Sprint(client, "-", n), &text{Value: "x"})
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(done.Load()) / time.Since(began).Seconds()
+}
+
 // One entity gets ten times what it can do. It refuses the rest at once with a
 // delay, its queue is bounded, memory stays flat, calls whose caller has left are
 // not begun, and others go on.
 func TestHotEntity(t *testing.T) {
-	const capacity = time.Millisecond / 2 // a command
+	const command = 2 * time.Millisecond
 	seconds := 1500 * time.Millisecond
 	if os.Getenv("WRIT_LONG") != "" {
 		seconds = 2 * time.Minute
@@ -60,10 +85,10 @@ func TestHotEntity(t *testing.T) {
 	limits := actors.DefaultLimits()
 	limits.EntityCalls = 256
 	w := newWorld(t, worldConfig{
-		shards: 1,
+		shards: 1, generation: time.Hour,
 		kinds: []entity.Definer{kind("hot", hooks{command: func(*entity.Context, *num, string) error {
 			ran.Add(1)
-			pause(capacity)
+			pause(command)
 			return nil
 		}})},
 		change: func(c *actors.Config) { c.Limits = limits },
@@ -71,6 +96,8 @@ func TestHotEntity(t *testing.T) {
 	quiet := make(chan struct{})
 	time.AfterFunc(500*time.Millisecond, func() { close(quiet) })
 	alone := coolP99(w, "alone", quiet)
+	offered := 10 * capacity(w) // a second
+	ran.Store(0)
 	before := heap()
 
 	stop := make(chan struct{})
@@ -81,13 +108,14 @@ func TestHotEntity(t *testing.T) {
 	load.Go(func() {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
+		began := time.Now()
 		for n := 0; ; {
 			select {
 			case <-stop:
 				return
 			case <-tick.C:
 			}
-			for range 20 {
+			for float64(n) < offered*time.Since(began).Seconds() {
 				n++
 				key := fmt.Sprint("h", n)
 				sent.Add(1)
@@ -111,15 +139,15 @@ func TestHotEntity(t *testing.T) {
 	beside := coolP99(w, "beside", stop)
 	during := heap()
 	load.Wait()
-	t.Logf("%d sent, %d executed, %d refused, at most %d outstanding; p99 of others %v alone, %v beside (factor %.1f); heap %d KiB, then %d KiB",
-		sent.Load(), executed.Load(), refused.Load(), most.Load(), alone, beside, beside.Seconds()/alone.Seconds(), before>>10, during>>10)
+	t.Logf("%.0f a second to an entity that can do %.0f: %d sent, %d executed, %d refused, at most %d outstanding; p99 of others %v alone, %v beside (factor %.1f); heap %d KiB, then %d KiB",
+		offered, offered/10, sent.Load(), executed.Load(), refused.Load(), most.Load(), alone, beside, beside.Seconds()/alone.Seconds(), before>>10, during>>10)
 	if refused.Load() == 0 || executed.Load() != ran.Load() || sent.Load() != executed.Load()+refused.Load() {
 		t.Errorf("%d sent, %d ran, %d executed, %d refused", sent.Load(), ran.Load(), executed.Load(), refused.Load())
 	}
 	if during > before+64<<20 {
 		t.Errorf("memory grew from %d to %d bytes", before, during)
 	}
-	if beside > max(20*alone, 250*time.Millisecond) { // the aim is 2×, on a machine of one's own
+	if beside > max(20*alone, 250*time.Millisecond) { // the aim is 2×: test/sim has it, where nobody else wants the processor
 		t.Errorf("others' p99 went from %v to %v", alone, beside)
 	}
 }

@@ -21,6 +21,7 @@ import (
 //	  gap       ─► rewind to applied + 1; gone there ─► park
 //	  refused   ─► confirm what was applied, count the attempt through the log,
 //	               pause, send again; too many ─► park
+//	  skipped   ─► note it through the log, send again without the event
 //	  trouble   ─► pause, send again
 //
 // A rewind begins a new turn: answers of jobs from earlier turns only tell how far
@@ -34,6 +35,7 @@ type lane struct {
 	turn   int
 	jobs   int  // queued or in flight, of all turns
 	window int  // jobs at once; 1 until the first success
+	apart  int  // successes until there may be several at once again
 	newest *job // its extent is not known yet
 	drain  bool // jobs of an earlier turn must come back first
 	epoch  uint64
@@ -66,6 +68,7 @@ type decisionOnRow struct {
 	kind     nodev1.Refusal_Kind
 	reason   string
 	park     bool // at once, without counting
+	skip     bool // its destination has skipped it
 	proposed bool
 }
 
@@ -77,6 +80,7 @@ type job struct {
 	epoch     uint64 // of the rows in flight; 0: any
 	confirmed uint64 // before the job
 	rows      int    // at most
+	attempt   int    // 1, and one more for each failure and refusal since the lane's last success
 }
 
 // taken says how far a job's batch goes, so that the next one can follow.
@@ -91,8 +95,9 @@ type sent struct {
 	first, last uint64 // what was sent; 0: nothing
 	answer      *nodev1.DeliverResponse
 	err         error
-	gone        bool // the row is not in the outbox
-	wait        bool // the row is of another epoch than those in flight
+	skipped     uint64 // row that the destination has skipped and whose event is still here; 0: none
+	gone        bool   // the row is not in the outbox
+	wait        bool   // the row is of another epoch than those in flight
 }
 
 // wake ends a pause, unless it was ended before.
@@ -138,7 +143,7 @@ func (r *relay) pump(l *lane) {
 	case l.pause != pauseNone || l.decision != nil || l.drain:
 	case l.newest != nil || l.jobs >= l.window || (l.alone && l.jobs > 0):
 	default:
-		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed, rows: batchRows}
+		j := &job{lane: l, turn: l.turn, from: l.next, confirmed: l.state.confirmed, rows: batchRows, attempt: 1 + l.failures + int(l.state.attempts)}
 		if l.failures > 0 || l.state.attempts > 0 {
 			j.rows = 1 // a probe: what is sent in vain should be little
 		}
@@ -152,7 +157,7 @@ func (r *relay) pump(l *lane) {
 			to = r.rt.troubled
 		}
 		work := r.work(l.to)
-		to.run(func() { work(j) })
+		to.run(l.to, func() { work(j) })
 	}
 }
 
@@ -184,6 +189,7 @@ func (r *relay) work(to entity.Ref) func(*job) {
 			rt.send(self, &sent{job: j, first: first, last: last, err: err})
 			return
 		}
+		spans := rt.sendSpans(j, rows)
 		answer, err := deliver(&nodev1.DeliverRequest{Rows: rows})
 		if lost := fault.Point(fault.AfterSend); lost != nil {
 			answer, err = nil, lost
@@ -191,8 +197,26 @@ func (r *relay) work(to entity.Ref) func(*job) {
 		if err == nil && answer == nil {
 			err = errors.New("no answer")
 		}
-		rt.send(self, &sent{job: j, first: first, last: last, answer: answer, err: err})
+		endSends(spans, rows, answer, err)
+		m := &sent{job: j, first: first, last: last, answer: answer, err: err}
+		if n := answer.GetSkipped(); err == nil && n > j.confirmed {
+			m.skipped, m.err = halfSkipped(store, ref, to, n)
+		}
+		rt.send(self, m)
 	}
+}
+
+// halfSkipped is a row that its destination has skipped, if its event is still in
+// the outbox: the operator's skip has not reached the lane's own record. 0: it has.
+func halfSkipped(store Store, source, destination entity.Ref, sequence uint64) (uint64, error) {
+	rows, err := store.Rows(source, destination, sequence, 1, 0)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("read a skipped row: %w", err)
+	case len(rows) == 0 || rows[0].GetLaneSequence() != sequence || rows[0].GetEvent() == nil:
+		return 0, nil
+	}
+	return sequence, nil
 }
 
 // oneEpoch cuts a batch where the epoch changes.
@@ -229,9 +253,6 @@ func (r *relay) taken(m *taken) {
 func (r *relay) sent(m *sent) {
 	l := m.job.lane
 	l.jobs--
-	if l.jobs == 0 {
-		l.drain = false
-	}
 	if l.newest == m.job {
 		l.newest = nil
 	}
@@ -240,7 +261,18 @@ func (r *relay) sent(m *sent) {
 	}
 	if m.err == nil && m.answer != nil {
 		// Not beyond this batch: later rows may reuse numbers of before a restore.
-		l.acked = max(l.acked, min(m.answer.GetApplied(), m.last))
+		through := min(m.answer.GetApplied(), m.last)
+		if m.answer.GetGap() { // nothing of the batch was taken, whatever the number says
+			through = min(through, m.first-1)
+		}
+		if m.skipped != 0 { // its skip must be in the log before it is confirmed, else nobody has counted it
+			through = min(through, m.skipped-1)
+		}
+		l.acked = max(l.acked, through)
+	}
+	if l.jobs == 0 && l.drain { // jobs of the turn before may have been applied since
+		l.drain = false
+		l.next = max(l.next, l.acked+1)
 	}
 	if r.ending {
 		return
@@ -264,6 +296,8 @@ func (r *relay) result(l *lane, m *sent) {
 		l.next, l.alone = m.job.from, true
 	case m.err != nil:
 		r.trouble(l, m.err)
+	case m.skipped > l.acked:
+		r.decide(l, &decisionOnRow{sequence: m.skipped, skip: true})
 	case m.answer.GetRefusal() != nil && m.answer.GetApplied() < l.acked: // taken since
 		l.rewind()
 	case m.answer.GetRefusal() != nil:
@@ -274,7 +308,9 @@ func (r *relay) result(l *lane, m *sent) {
 		r.trouble(l, errors.New("the destination did not apply the batch and does not say why"))
 	default:
 		l.recover()
-		l.window = min(l.window+1, windowMost)
+		if l.apart--; l.apart < 0 {
+			l.apart, l.window = 0, min(l.window+1, windowMost)
+		}
 	}
 }
 
@@ -305,6 +341,7 @@ func (r *relay) gap(l *lane, m *sent) {
 		r.trouble(l, errors.New("the destination misses rows again"))
 	default: // overtaken on the way; twice in a row is trouble
 		l.failures++
+		l.apart = apartAfterGap
 		l.rewind()
 	}
 }

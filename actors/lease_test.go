@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,7 +26,8 @@ type log struct {
 	term  uint64
 }
 
-// apply appends one entry.
+// apply appends one entry. One of an earlier term is not taken: no log holds an
+// entry behind those of a later term.
 func (l *log) apply(term uint64, logTime int64, records ...*recordv1.Record) []error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -33,6 +35,13 @@ func (l *log) apply(term uint64, logTime int64, records ...*recordv1.Record) []e
 	if err != nil {
 		l.t.Error(err)
 		return make([]error, len(records))
+	}
+	if term < l.term {
+		errs := make([]error, len(records))
+		for i := range errs {
+			errs[i] = entity.Errorf(entity.NotExecuted, "a later term has begun")
+		}
+		return errs
 	}
 	l.index++
 	results, err := l.store.Apply(l.index, term, data)
@@ -72,11 +81,12 @@ type lease struct {
 	more   chan struct{}
 	quit   chan struct{}
 	wg     sync.WaitGroup
+	jump   atomic.Int64 // of the log time
 
 	mu      sync.Mutex
 	queue   []proposed
-	held    bool
-	over    error // verdict of what is left when the lease ends
+	held    func(*recordv1.Record) bool // nil: nothing is held back
+	over    error                       // verdict of what is left when the lease ends
 	load    int
 	verdict func(*recordv1.Record) (err error, apply bool)
 }
@@ -89,7 +99,7 @@ type proposed struct {
 func (l *lease) Context() context.Context { return l.ctx() }
 func (l *lease) Epoch() uint64            { return 1 }
 func (l *lease) Term() uint64             { return l.term }
-func (l *lease) LogTime() int64           { return l.base + int64(time.Since(l.began)) }
+func (l *lease) LogTime() int64           { return l.base + int64(time.Since(l.began)) + l.jump.Load() }
 
 func (l *lease) Load() (int, int) {
 	l.mu.Lock()
@@ -123,10 +133,13 @@ func (l *lease) wake() {
 	}
 }
 
-// hold keeps records back; release lets them go.
-func (l *lease) hold() { l.set(func() { l.held = true }) }
+// hold keeps records and barriers back; release lets them go.
+func (l *lease) hold() { l.holdOnly(func(*recordv1.Record) bool { return true }) }
 
-func (l *lease) release() { l.set(func() { l.held = false }) }
+// holdOnly keeps some of them back. A barrier has no record.
+func (l *lease) holdOnly(which func(*recordv1.Record) bool) { l.set(func() { l.held = which }) }
+
+func (l *lease) release() { l.holdOnly(nil) }
 
 func (l *lease) set(change func()) {
 	l.mu.Lock()
@@ -168,10 +181,17 @@ func (l *lease) run() {
 	for {
 		l.mu.Lock()
 		batch, over, verdict := l.queue, l.over, l.verdict
-		if l.held && over == nil {
+		l.queue = nil
+		if l.held != nil && over == nil {
+			all := batch
 			batch = nil
-		} else {
-			l.queue = nil
+			for _, p := range all {
+				if l.held(p.rec) {
+					l.queue = append(l.queue, p)
+				} else {
+					batch = append(batch, p)
+				}
+			}
 		}
 		l.mu.Unlock()
 		if len(batch) == 0 {

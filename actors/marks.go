@@ -34,6 +34,10 @@ func (r *relay) settle(l *lane) {
 		return
 	}
 	d.proposed = true
+	if d.skip {
+		r.update(l, &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Skip{Skip: d.sequence}})
+		return
+	}
 	if mutant.Off(mutant.Attempt) && !d.park {
 		l.decision = nil
 		r.later(l, pauseRefused, l.delay.NextBackOff())
@@ -74,6 +78,9 @@ func (r *relay) marked(m *marked) {
 			l.decision = nil
 			r.later(l, pauseRefused, l.delay.NextBackOff())
 		}
+	case *recordv1.LaneUpdate_Skip:
+		state.attempts = 0
+		l.decision = nil
 	case *recordv1.LaneUpdate_Park:
 		state.status = recordv1.Lane_PARKED
 		l.decision = nil
@@ -110,8 +117,7 @@ func (r *relay) unmarked(l *lane, err error) {
 		return
 	}
 	r.rt.log.Debug("a lane update failed", r.attr(), errAttr(err))
-	lanes, err := r.shard.store.Lanes(r.ref)
-	if stored := lanes[l.to]; err == nil && stored != nil {
+	if stored, err := r.shard.store.Lane(r.ref, l.to); err == nil && stored != nil {
 		state := stateOf(stored)
 		r.set(l, state)
 		l.acked = max(l.acked, state.confirmed)

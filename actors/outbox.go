@@ -10,7 +10,11 @@ import (
 // outbox is an activation's side of its lanes: it gives out lane sequences and
 // keeps a relay running while rows wait. What becomes of the rows is the relay's.
 type outbox struct {
+	// lanes: all in which rows wait or are in flight, and some others. The store has
+	// them all: a source may have had very many.
 	lanes map[entity.Ref]*outLane
+	// found: what the store says of lanes that the message in hand emits to.
+	found map[entity.Ref]laneState
 	// pending: rows that are not confirmed, those in flight included.
 	pending int
 	// open: lanes in which committed rows wait to be sent.
@@ -50,43 +54,58 @@ func stateOf(l *recordv1.Lane) laneState {
 func (o *outbox) load(lanes map[entity.Ref]*recordv1.Lane) {
 	for to, l := range lanes {
 		state := stateOf(l)
-		o.lane(to).numbered = state.numbered
+		o.add(to, laneState{}).numbered = state.numbered
 		o.pending += int(state.numbered - state.confirmed)
 		o.update(to, state)
 	}
 }
 
-func (o *outbox) lane(to entity.Ref) *outLane {
-	l := o.lanes[to]
-	if l == nil {
-		if o.lanes == nil {
-			o.lanes = map[entity.Ref]*outLane{}
-		}
-		l = &outLane{}
-		o.lanes[to] = l
+func (o *outbox) add(to entity.Ref, state laneState) *outLane {
+	if o.lanes == nil {
+		o.lanes = map[entity.Ref]*outLane{}
 	}
+	l := &outLane{numbered: state.numbered, lane: state}
+	o.lanes[to] = l
 	return l
 }
 
-// numbered is the last lane sequence given out.
-func (o *outbox) numbered(to entity.Ref) uint64 {
+// numbered is the last lane sequence given out. number must follow before the next
+// message, or none of the rows may come to be.
+func (a *activation) numbered(to entity.Ref) (uint64, error) {
+	o := &a.out
 	if l := o.lanes[to]; l != nil {
-		return l.numbered
+		return l.numbered, nil
 	}
-	return 0
+	stored, err := a.shard.store.Lane(a.ref, to)
+	if err != nil {
+		a.rt.log.Error("cannot read a lane", a.attr(), errAttr(err))
+		return 0, entity.Errorf(entity.NotExecuted, "a lane could not be read: retry with the same key; the log of node %s says why", a.rt.cfg.Node)
+	}
+	if o.found == nil {
+		o.found = map[entity.Ref]laneState{}
+	}
+	o.found[to] = stateOf(stored)
+	return stored.GetNumbered(), nil
 }
 
 // number takes note of rows that were given their numbers.
 func (o *outbox) number(rows []*recordv1.Row) {
 	for _, row := range rows {
-		o.lane(fromRef(row.GetDestination())).numbered = row.GetLaneSequence()
+		to := fromRef(row.GetDestination())
+		l := o.lanes[to]
+		if l == nil {
+			l = o.add(to, o.found[to])
+		}
+		l.numbered = row.GetLaneSequence()
 	}
 	o.pending += len(rows)
+	o.found = nil
 }
 
-// update replaces what is known of a committed lane.
+// update replaces what is known of a committed lane. Of those in which nothing is
+// left it keeps a few, which busy entities emit to again.
 func (o *outbox) update(to entity.Ref, state laneState) {
-	l := o.lane(to)
+	l := o.lanes[to]
 	if l.lane.open() {
 		o.open--
 	}
@@ -94,7 +113,13 @@ func (o *outbox) update(to entity.Ref, state laneState) {
 		o.open++
 	}
 	l.lane = state
+	if l.numbered == state.confirmed && len(o.lanes) > lanesKept {
+		delete(o.lanes, to)
+	}
 }
+
+// lanesKept is the number of lanes up to which those without rows are kept.
+const lanesKept = 64
 
 // quiet reports whether there is nothing to send and nobody sending.
 func (o *outbox) quiet() bool { return o.relay == nil && o.open == 0 }
@@ -103,7 +128,7 @@ func (o *outbox) quiet() bool { return o.relay == nil && o.open == 0 }
 func (a *activation) committedRows(commit *recordv1.Commit) {
 	for _, row := range commit.GetRows() {
 		to := fromRef(row.GetDestination())
-		state := a.out.lane(to).lane
+		state := a.out.lanes[to].lane
 		state.numbered = max(state.numbered, row.GetLaneSequence())
 		a.out.update(to, state)
 		if state.open() && a.out.relay != nil {
@@ -119,7 +144,7 @@ func (a *activation) wakeRelay(c actor.Context) {
 	if o.relay != nil {
 		if len(o.grown) > 0 && !o.stops {
 			for _, to := range o.grown {
-				a.tellRelay(&grown{to, o.lane(to).lane})
+				a.tellRelay(&grown{to, o.lanes[to].lane})
 			}
 			o.grown = o.grown[:0]
 		}
@@ -164,7 +189,10 @@ func (a *activation) endRelay(now bool) {
 
 // laneMoved takes in what the relay has changed.
 func (a *activation) laneMoved(m *laneMoved) {
-	l := a.out.lane(m.to)
+	l := a.out.lanes[m.to]
+	if l == nil {
+		return // nothing waits in it
+	}
 	a.out.pending -= int(m.lane.confirmed - l.lane.confirmed)
 	m.lane.numbered = l.lane.numbered // here it is known first
 	a.out.update(m.to, m.lane)

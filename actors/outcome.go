@@ -2,7 +2,6 @@ package actors
 
 import (
 	"strings"
-	"time"
 
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
@@ -96,7 +95,7 @@ func (a *activation) cancel(c *call, o *outcome) {
 	commit := a.emptyCommit()
 	commit.Key = &recordv1.Key{
 		CommandType: o.id.commandType, Key: []byte(o.id.key), FingerprintAlgorithm: entity.FingerprintAlgorithm,
-		AcceptedAt: time.Now().UnixNano(), ExpiresAt: a.lease.LogTime() + int64(a.rt.cfg.window(a.def)),
+		AcceptedAt: a.rt.cfg.Clock().UnixNano(), ExpiresAt: a.lease.LogTime() + int64(a.rt.cfg.window(a.def)),
 	}
 	commit.Outcome = &recordv1.Outcome{Decision: recordv1.Outcome_CANCELLED, Version: commit.GetBaseVersion() + 1}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}

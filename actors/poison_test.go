@@ -18,11 +18,15 @@ import (
 )
 
 const (
-	goodLanes   = 10
-	rowsAtOnce  = 500
-	badRows     = 20
-	batchMost   = badRows
-	poisonRatio = 2.0 // the aim is 1.1: a shared machine measures badly
+	goodLanes    = 10
+	rowsAtOnce   = 500
+	badRows      = 20
+	batchMost    = badRows
+	poisonRounds = 5   // the best ones count: a shared machine is slow at times, and never too fast
+	poisonRatio  = 1.2 // the aim is 1.1; a busy machine measures 0.9 to 1.1 at full length
+	// poisonSlack is for short runs, which last milliseconds. Lanes that waited for
+	// bad ones would take seconds.
+	poisonSlack = 500 * time.Millisecond
 )
 
 // poisoned is a world in which one source has good lanes and bad ones.
@@ -112,16 +116,20 @@ func (p *poisoned) drain(n int, bad bool) time.Duration {
 // that nobody has cost the good lanes of the same source no throughput; they are
 // parked, or wait, with their reason, and go on in order when the cause is mended.
 func TestPoisonCostsOthersNothing(t *testing.T) {
-	n := 5_000
+	n, slack := 5_000, poisonSlack
 	if os.Getenv("WRIT_LONG") != "" {
-		n = 100_000
+		n, slack = 100_000, 0
 	}
-	without := newPoisoned(t).drain(n, false)
-	p := newPoisoned(t)
-	with := p.drain(n, true)
+	without, with := time.Hour, time.Hour
+	var p *poisoned
+	for range poisonRounds {
+		without = min(without, newPoisoned(t).drain(n, false))
+		p = newPoisoned(t)
+		with = min(with, p.drain(n, true))
+	}
 	ratio := with.Seconds() / without.Seconds()
 	t.Logf("%d good rows: %v alone, %v beside three bad lanes, ratio %.2f; %.2f sends a row", n, without, with, ratio, float64(p.sends.Load())/float64(n))
-	if ratio > poisonRatio {
+	if (with - slack).Seconds() > poisonRatio*without.Seconds() {
 		t.Errorf("bad lanes cost the good ones a factor of %.2f", ratio)
 	}
 	if sends := p.sends.Load(); sends > int64(n)*3/2 {

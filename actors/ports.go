@@ -37,7 +37,9 @@ type Store interface {
 	Entity(ref entity.Ref) (*recordv1.EntityRecord, error)
 	Key(ref entity.Ref, commandType string, key []byte) (*recordv1.KeyRecord, error)
 	Applied(destination, source entity.Ref) (*recordv1.Applied, error)
-	Lanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error)
+	// WaitingLanes are the lanes of a source in which rows wait, by destination.
+	WaitingLanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error)
+	Lane(source, destination entity.Ref) (*recordv1.Lane, error)
 	Rows(source, destination entity.Ref, from uint64, maxRows, maxBytes int) ([]*recordv1.Row, error)
 	PendingSources(after entity.Ref, limit int) ([]entity.Ref, error)
 	Timer(ref entity.Ref, name string) (*recordv1.Timer, error)

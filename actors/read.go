@@ -90,7 +90,7 @@ func (q *query) run(state proto.Message) (result proto.Message, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			q.rt.log.Error("a query panicked", errAttr(fmt.Errorf("%s: %v", q.ref, p)))
-			err = entity.Errorf(entity.HandlerPanic, "the query panicked")
+			err = entity.Errorf(entity.HandlerPanic, "the query panicked: see the log of node %s", q.rt.cfg.Node)
 		}
 	}()
 	result, err = q.handler.Call(nil, state, q.message)
@@ -117,9 +117,7 @@ func (r *Runtime) ReadStale(number uint32, tenant string, body *writv1.ReadReque
 	if err != nil {
 		return nil, err
 	}
-	r.mu.RLock()
-	s := r.shards[number]
-	r.mu.RUnlock()
+	s := r.shard(number)
 	if s == nil {
 		return nil, entity.Errorf(entity.NotExecuted, "node %s has no replica of shard %d", r.cfg.Node, number)
 	}
@@ -135,7 +133,7 @@ func (r *Runtime) ReadStale(number uint32, tenant string, body *writv1.ReadReque
 	}
 	if err != nil {
 		r.log.Error("cannot read an entity", errAttr(err))
-		return nil, entity.Errorf(entity.NotExecuted, "the entity could not be read on node %s", r.cfg.Node)
+		return nil, r.errUnread(err)
 	}
 	if state.version < body.GetMinVersion() {
 		return nil, versionNotReached(state.version, body.GetMinVersion())

@@ -19,6 +19,9 @@ const (
 	batchRows  = 128
 	batchBytes = 1 << 20
 	windowMost = 4
+	// apartAfterGap is the number of deliveries that travel alone after one has
+	// overtaken another: on a way that mixes them up each would be sent twice.
+	apartAfterGap = 16
 )
 
 // relay drains the outbox of one entity. It is a child of the entity's activation

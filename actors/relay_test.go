@@ -332,6 +332,46 @@ func TestOperator(t *testing.T) {
 	wantReason(t, change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Confirm{Confirm: 9}}), entity.Invalid)
 }
 
+// Lanes that are not kept in mind go on where they were: with their numbers, and
+// standing if they stood.
+func TestManyLanes(t *testing.T) {
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a"), kind("b", hooks{})}})
+	a := ref("a", "1")
+	const lanes, rounds = 300, 4
+	var all strings.Builder
+	for i := range lanes {
+		fmt.Fprintf(&all, "b/%d ", i)
+	}
+	stands := ref("b", "7")
+	change := func(u *recordv1.LaneUpdate) {
+		t.Helper()
+		u.Source, u.Destination = &recordv1.Ref{Tenant: "t", Kind: "a", Id: "1"}, &recordv1.Ref{Tenant: "t", Kind: "b", Id: "7"}
+		if err := w.rt.UpdateLane(t.Context(), 0, u); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for round := range uint64(rounds) {
+		if round == 2 {
+			change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Pause{Pause: &recordv1.Pause{Reason: "wait"}}})
+			w.lead(0)
+		}
+		w.must(a, fmt.Sprint(round), &text{Value: all.String()})
+		for i := range lanes {
+			if to := ref("b", fmt.Sprint(i)); round < 2 || to != stands {
+				w.drained(a, to, round+1)
+			}
+		}
+	}
+	if l := w.lane(a, stands); l.GetStatus() != recordv1.Lane_PAUSED || l.GetConfirmed() != 2 || l.GetNumbered() != rounds {
+		t.Errorf("lane %v", l)
+	}
+	change(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Resume{Resume: true}})
+	w.drained(a, stands, rounds)
+	if value, _ := w.read(stands); value != rounds {
+		t.Errorf("value %d", value)
+	}
+}
+
 func TestHopLimit(t *testing.T) {
 	limits := actors.DefaultLimits()
 	limits.Hops = 5

@@ -59,8 +59,8 @@ func New(cfg Config) (*Runtime, error) {
 			return slog.New(quiet{log.Handler()})
 		})),
 		actors:   newDispatcher(),
-		healthy:  newSenders(cfg.Sends),
-		troubled: newSenders(cfg.Sends),
+		healthy:  newSenders(cfg.Shards, cfg.Sends),
+		troubled: newSenders(cfg.Shards, cfg.Sends),
 		quit:     make(chan struct{}),
 		shards:   map[uint32]*shard{},
 	}
@@ -173,6 +173,13 @@ func (r *Runtime) keepTime() {
 			r.mu.RUnlock()
 		}
 	}
+}
+
+// shard is a hosted shard, nil if it is not.
+func (r *Runtime) shard(number uint32) *shard {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.shards[number]
 }
 
 // tell sends a message to a shard's gate, if the shard is open.

@@ -1,46 +1,81 @@
 package actors
 
 import (
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"unicode/utf8"
+
+	"writ/actors/entity"
+	"writ/sharding"
 )
 
+// No more run at once than the bounds allow: to one destination, and to a shard.
 func TestSenders(t *testing.T) {
-	s := newSenders(3)
-	var mu sync.Mutex
-	running, most, done := 0, 0, 0
-	begun, release := make(chan struct{}, 20), make(chan struct{})
-	var all sync.WaitGroup
-	for range 20 {
-		all.Add(1)
-		s.run(func() {
-			defer all.Done()
-			mu.Lock()
-			running++
-			most = max(most, running)
-			mu.Unlock()
-			begun <- struct{}{}
-			<-release
-			mu.Lock()
-			running--
-			done++
-			mu.Unlock()
-		})
+	for _, tt := range []struct{ destinations, most int }{{1, 2}, {2, 4}, {5, 8}} {
+		s := newSenders(func() uint32 { return 0 }, 8)
+		var mu sync.Mutex
+		running, most, done := 0, 0, 0
+		begun, release := make(chan struct{}, 40), make(chan struct{})
+		var all sync.WaitGroup
+		for i := range 40 {
+			all.Add(1)
+			s.run(entity.Ref{ID: strconv.Itoa(i % tt.destinations)}, func() {
+				defer all.Done()
+				mu.Lock()
+				running++
+				most = max(most, running)
+				mu.Unlock()
+				begun <- struct{}{}
+				<-release
+				mu.Lock()
+				running--
+				done++
+				mu.Unlock()
+			})
+		}
+		for range tt.most {
+			<-begun
+		}
+		for range 40 {
+			release <- struct{}{}
+		}
+		all.Wait()
+		if most != tt.most || done != 40 {
+			t.Errorf("%d destinations: %d at once, want %d; %d done", tt.destinations, most, tt.most, done)
+		}
+		s.close()
+		s.run(entity.Ref{}, func() { t.Error("ran after close") })
+		s.close()
+		for _, p := range s.pools {
+			if len(p.destinations) != 0 || p.workers != 0 {
+				t.Errorf("left over: %d destinations, %d workers", len(p.destinations), p.workers)
+			}
+		}
 	}
-	for range 3 {
-		<-begun
+}
+
+// Destinations that do not answer hold up no other: neither of another shard, nor,
+// if they are few, of their own.
+func TestSendersDoNotWaitForEachOther(t *testing.T) {
+	s := newSenders(func() uint32 { return 4 }, 8)
+	silent, gone := make(chan struct{}), entity.Ref{ID: "gone"}
+	for i := range 100 { // one that is slow, and a whole shard that is silent
+		s.run(gone, func() { <-silent })
+		if to := (entity.Ref{ID: strconv.Itoa(i)}); sharding.Locate(4, to) == (sharding.Locate(4, gone)+1)%4 {
+			s.run(to, func() { <-silent })
+		}
 	}
-	for range 20 {
-		release <- struct{}{}
+	var served sync.WaitGroup
+	for i := range 100 {
+		if to := (entity.Ref{ID: strconv.Itoa(i)}); sharding.Locate(4, to) != (sharding.Locate(4, gone)+1)%4 {
+			served.Add(1)
+			s.run(to, served.Done)
+		}
 	}
-	all.Wait()
-	if most != 3 || done != 20 {
-		t.Errorf("%d at once, %d done", most, done)
-	}
-	s.close()
-	s.run(func() { t.Error("ran after close") })
+	served.Wait()
+	close(silent)
 	s.close()
 }
 

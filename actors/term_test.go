@@ -38,6 +38,18 @@ func TestNoLease(t *testing.T) {
 	}
 }
 
+// A lease that is handed over after a newer one does not take its place.
+func TestLateLease(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	old := w.leases[0]
+	w.lead(0)
+	w.must(e, "1", &num{Value: 1})
+	old.end(nil)
+	w.rt.Lead(0, old)
+	w.must(e, "2", &num{Value: 1})
+}
+
 // What is in flight when the lease ends gets its verdict; the next term begins
 // with what is stored, whatever was in memory.
 func TestLeaseEndsInFlight(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/trace"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -137,7 +138,7 @@ func (a *activation) changed(changes *timerChanges, change entity.TimerChange, n
 
 func (a *activation) unreadTimer(err error) error {
 	a.rt.log.Error("cannot read a timer", a.attr(), errAttr(err))
-	return entity.Errorf(entity.NotExecuted, "a timer could not be read on node %s", a.rt.cfg.Node)
+	return entity.Errorf(entity.NotExecuted, "a timer could not be read: retry with the same key; the log of node %s says why", a.rt.cfg.Node)
 }
 
 // dueAt is a time as timers have it: 0 is none.
@@ -265,6 +266,7 @@ type firing struct {
 type firedTimer struct {
 	name  string
 	timer *recordv1.Timer
+	span  trace.Span // nil: not traced
 }
 
 // fire does what a timer says, unless it was moved, cancelled or done meanwhile.
@@ -287,7 +289,7 @@ func (a *activation) fire(c *call, f *firing) {
 		c.refuse(err)
 		return
 	}
-	fired := &firedTimer{f.name, timer}
+	fired := &firedTimer{name: f.name, timer: timer}
 	late := now.UnixNano() - timer.GetDue()
 	switch {
 	case timer.GetEvery() > 0 && timer.GetCatchUp() == recordv1.Timer_SKIP && late >= timer.GetEvery():
@@ -326,10 +328,16 @@ func (a *activation) admitTimer() error {
 func (a *activation) fireEvent(c *call, fired *firedTimer, now time.Time, late int64) {
 	d := &decision{state: a.current.state, now: now, fired: fired}
 	to := fromRef(fired.timer.GetDestination())
+	numbered, err := a.numbered(to)
+	if err != nil {
+		c.refuse(err)
+		return
+	}
 	commit := a.emptyCommit()
+	fired.span = a.fireSpan(fired.name, fired.timer)
 	commit.Rows = []*recordv1.Row{{
-		Source: toRef(a.ref), Epoch: a.lease.Epoch(), Sequence: a.sequence + 1, Destination: toRef(to), LaneSequence: a.out.numbered(to) + 1,
-		Event: fired.timer.GetMessage(), AcceptedAt: now.UnixNano(), Hops: 1, Trace: fired.timer.GetTrace(),
+		Source: toRef(a.ref), Epoch: a.lease.Epoch(), Sequence: a.sequence + 1, Destination: toRef(to), LaneSequence: numbered + 1,
+		Event: fired.timer.GetMessage(), AcceptedAt: now.UnixNano(), Hops: 1, Trace: traceAfter(fired.span, fired.timer.GetTrace()),
 	}}
 	a.concludeTimer(c, d, commit, late, TimersFired)
 }
@@ -358,16 +366,10 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 	}
 	ctx := entity.NewContext(a.ref, entity.Ref{}, now.UTC())
 	ctx.SetDue(time.Unix(0, timer.GetDue()).UTC())
-	d, err := a.run(h, ctx, command, hand)
-	commit := a.emptyCommit()
-	rejected := (*entity.Rejection)(nil)
-	if err == nil {
-		d.fired = fired
-		commit, err = a.compose(d, origin{acceptedAt: now.UnixNano(), trace: timer.GetTrace(), hops: 1})
-	} else if errors.As(err, &rejected) {
-		d, err = &decision{state: a.current.state, now: now, fired: fired}, nil
-	}
+	fired.span = a.fireSpan(fired.name, timer)
+	d, commit, result, err := a.execute(h, ctx, command, hand, fired, origin{acceptedAt: now.UnixNano(), trace: traceAfter(fired.span, timer.GetTrace()), hops: 1})
 	if err != nil {
+		endSpan(fired.span, err)
 		if _, failed := errors.AsType[*handlerError](err); failed {
 			a.breakOff()
 		} else if entity.ReasonOf(err) == entity.NotExecuted {
@@ -377,13 +379,7 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		a.failTimer(c, fired, now, err.Error(), false)
 		return
 	}
-	result := &recordv1.Outcome{Version: commit.GetBaseVersion() + 1, Decision: recordv1.Outcome_EXECUTED, Reply: d.reply}
-	if rejected != nil {
-		result = &recordv1.Outcome{
-			Version: result.GetVersion(), Decision: recordv1.Outcome_REJECTED, Code: uint32(rejected.Code),
-			Reason: rejected.Reason, Message: rejected.Message,
-		}
-	}
+	result.Trace = traceAfter(fired.span, "")
 	commit.Key = &recordv1.Key{
 		CommandType: name, Key: []byte(timerKey(fired.name, timer.GetSet())), AcceptedAt: now.UnixNano(),
 		FingerprintAlgorithm: entity.FingerprintAlgorithm, Fingerprint: entity.Fingerprint(command),
@@ -391,7 +387,9 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 	}
 	commit.Outcome = result
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
-		a.failTimer(c, fired, now, tooLarge("record", size, a.rt.cfg.Limits.Record).Error(), false)
+		err := tooLarge("record", size, a.rt.cfg.Limits.Record)
+		endSpan(fired.span, err)
+		a.failTimer(c, fired, now, err.Error(), false)
 		return
 	}
 	a.concludeTimer(c, d, commit, late, TimersFired)
@@ -403,18 +401,22 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 func (a *activation) concludeTimer(c *call, d *decision, commit *recordv1.Commit, late int64, as Counter) {
 	if d.changes == nil {
 		if err := a.composeTimers(commit, d, origin{}); err != nil {
+			endSpan(d.fired.span, err)
 			c.refuse(err)
 			return
 		}
 	}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, d.state}, timers: d.changes}
-	p.then = []func(error){func(err error) {
+	if d.fired.span != nil {
+		p.then = append(p.then, d.fired.span.End)
+	}
+	p.then = append(p.then, func(err error) {
 		if err == nil {
 			a.rt.cfg.Metrics.Add(as, lateness(late), 1)
 			a.rt.cfg.Metrics.Add(TimerLateness, "", int(late/int64(time.Millisecond)))
 		}
 		c.answer(nil, err)
-	}}
+	})
 	if key := commit.GetKey(); key != nil {
 		a.keep(keyID{key.GetCommandType(), string(key.GetKey())}, p)
 	}

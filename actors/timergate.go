@@ -22,7 +22,8 @@ const (
 // timers is the gate's side of durable timers. It knows when the next one is due,
 // from the store after a new lease and from commits afterwards, and asks the store
 // only then: without timers it does nothing at all. A pass goes over all timers
-// that are due, in order of their time; those that fire already are passed over.
+// that are due, in order of their time; those that fire already are passed over,
+// and looked at again when they are done.
 type timers struct {
 	next     int64 // wall clock, nanoseconds; 0: none known
 	wake     *time.Timer
@@ -32,7 +33,9 @@ type timers struct {
 	again    bool // another pass is due
 	position string
 	later    int64 // earliest time that the pass has left over
-	firing   map[timerID]struct{}
+	// firing: true if a pass has met the timer again meanwhile. It may have been
+	// moved, or set anew, and its time is then known to nobody else.
+	firing map[timerID]bool
 }
 
 // timerID names a timer.
@@ -73,7 +76,7 @@ type (
 
 // begin begins a term with a pass.
 func (t *timers) begin(g *gate) {
-	*t = timers{firing: map[timerID]struct{}{}}
+	*t = timers{firing: map[timerID]bool{}}
 	t.pass(g)
 }
 
@@ -188,13 +191,14 @@ func (t *timers) conclude(g *gate) {
 func (g *gate) fire(c actor.Context, due dueTimer) {
 	t := &g.timers
 	if _, fires := t.firing[due.timerID]; fires {
+		t.firing[due.timerID] = true
 		return
 	}
 	if at := effective(due.timer, g.lease.Term(), g.rt.cfg.TimerSkew); at > time.Now().UnixNano() {
 		t.leave(at)
 		return
 	}
-	t.firing[due.timerID] = struct{}{}
+	t.firing[due.timerID] = false
 	id, lease, rt, to := due.timerID, g.lease, g.rt, g.shard.gate
 	g.shard.timers.items.Add(1)
 	g.take(c, &call{
@@ -209,9 +213,13 @@ func (g *gate) timerDone(m *timerDone) {
 	if m.lease != g.lease || t.firing == nil {
 		return
 	}
+	met := t.firing[m.id]
 	delete(t.firing, m.id)
-	if m.err != nil {
-		t.arm(g, time.Now().Add(retryTimer).UnixNano())
+	switch now := time.Now(); {
+	case m.err != nil:
+		t.arm(g, now.Add(retryTimer).UnixNano())
+	case met:
+		t.arm(g, now.UnixNano())
 	}
 	if t.passing && t.stalled && !t.reading && g.leads() {
 		t.goOn(g)

@@ -71,6 +71,9 @@ func (s *Store) applyEntry(index, term uint64) []error {
 	for i := range a.entry.records {
 		results[i] = s.applyRecord(&a.entry.records[i], term)
 	}
+	// The file follows the log: it becomes newer than a reader only through an
+	// entry that this reader has refused.
+	s.meta.Format = max(s.meta.Format, a.entry.format)
 	s.meta.Index, s.meta.Term = index, term
 	s.active.records += len(results)
 	s.state.change++
@@ -79,12 +82,12 @@ func (s *Store) applyEntry(index, term uint64) []error {
 }
 
 // changes reports whether an entry holds a record that can change content. A
-// TermStart or a checkpoint does not, so it must not move the log time either:
+// TermStart, a checkpoint or a note does not, so it must not move the log time either:
 // elections, restarts and reads leave the content as it is. Log time may be late
 // by the idle time before a restart; it is never early.
 func (e *entry) changes() bool {
 	for i := range e.records {
-		if b := e.records[i].body; b != bodyTermStart && b != bodyCheckpoint {
+		if b := e.records[i].body; b != bodyTermStart && b != bodyCheckpoint && b != bodyNote {
 			return true
 		}
 	}
@@ -114,6 +117,7 @@ func (s *Store) applyRecord(r *record, term uint64) error {
 		if len(r.audit) > 0 {
 			s.audits.due = append(s.audits.due, string(r.audit))
 		}
+	case bodyNote:
 	}
 	return nil
 }

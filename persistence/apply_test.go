@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"writ/actors/entity"
+	"writ/internal/format"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
 	"writ/sharding"
@@ -219,7 +220,8 @@ func TestWhatCannotBeDecodedStopsTheStore(t *testing.T) {
 	entries := map[string][]byte{
 		"garbage":           []byte("\xff\xff\xff"),
 		"empty":             {},
-		"format 2":          mustMarshal(t, &recordv1.Entry{Format: 2, Records: []*recordv1.Record{good}}),
+		"newer format":      mustMarshal(t, &recordv1.Entry{Format: format.Max + 1, Records: []*recordv1.Record{good}}),
+		"too new a record":  mustMarshal(t, &recordv1.Entry{Format: format.Base, Records: []*recordv1.Record{{Epoch: 1, Term: 1, Body: &recordv1.Record_Note{Note: &recordv1.Note{}}}}}),
 		"format missing":    mustMarshal(t, &recordv1.Entry{Records: []*recordv1.Record{good}}),
 		"record of no kind": mustMarshal(t, &recordv1.Entry{Format: 1, Records: []*recordv1.Record{good, {Epoch: 1, Term: 1}}}),
 		"unknown field":     append(mustMarshal(t, &recordv1.Entry{Format: 1}), 0x78, 1),
@@ -286,14 +288,14 @@ func TestTermStartComparesHashes(t *testing.T) {
 	h.must(h.command(ref("a"), "k2"))
 	h.must(h.termStart(index, hash))
 	h.must(h.termStart(index+1000, []byte("unknown index")))
-	if a := audit(t, s); len(a.Findings) > 0 {
-		t.Fatal(a.Findings)
+	if a := audit(t, s); len(a.Findings)+len(a.Differences) > 0 {
+		t.Fatal(a.Findings, a.Differences)
 	}
 	hash[0]++
 	h.must(h.termStart(index, hash))
 	a, err := s.Audit(t.Context())
-	if err != nil || len(a.Findings) != 1 {
-		t.Errorf("findings %v %v", a.Findings, err)
+	if err != nil || len(a.Differences) != 1 || len(a.Findings) > 0 {
+		t.Errorf("differences %v, findings %v, %v", a.Differences, a.Findings, err)
 	}
 }
 
@@ -391,15 +393,7 @@ func TestMarksAfterARestoreOfTheSource(t *testing.T) {
 	s := newShard(t, create(t, config(t)))
 	step := func(epoch, lane uint64, want string) {
 		t.Helper()
-		r, c := s.commit(ref("x"))
-		c.Applied = []*recordv1.AppliedMark{{Source: refOf(ref("src")), Epoch: epoch, LaneSequence: lane}}
-		got := persistence.Refused(s.try(r)[0])
-		if got != want {
-			t.Errorf("epoch %d lane sequence %d: refused %q, want %q", epoch, lane, got, want)
-		}
-		if got != "" {
-			s.versions[ref("x")]--
-		}
+		s.markOne(t, &recordv1.AppliedMark{Epoch: epoch, LaneSequence: lane}, want)
 	}
 	step(1, 1, "")
 	step(1, 2, "")
@@ -413,5 +407,43 @@ func TestMarksAfterARestoreOfTheSource(t *testing.T) {
 	a, err := s.Applied(ref("x"), ref("src"))
 	if err != nil || a.Epoch != 3 || a.LaneSequence != 4 {
 		t.Errorf("applied %v %v", a, err)
+	}
+}
+
+// markOne tries a record that marks one row from src as applied by x.
+func (s *shard) markOne(t *testing.T, mark *recordv1.AppliedMark, want string) {
+	t.Helper()
+	r, c := s.commit(ref("x"))
+	mark.Source = refOf(ref("src"))
+	c.Applied = []*recordv1.AppliedMark{mark}
+	got := persistence.Refused(s.try(r)[0])
+	if got != want {
+		t.Errorf("%v: refused %q, want %q", mark, got, want)
+	}
+	if got != "" {
+		s.versions[ref("x")]--
+	}
+}
+
+// A mark remembers the row that was skipped, until its number stands for another
+// row that was not.
+func TestMarksOfSkippedRows(t *testing.T) {
+	s := newShard(t, create(t, config(t)))
+	for i, step := range []struct {
+		mark *recordv1.AppliedMark
+		want uint64
+	}{
+		{&recordv1.AppliedMark{Epoch: 1, LaneSequence: 1}, 0},
+		{&recordv1.AppliedMark{Epoch: 1, LaneSequence: 2, Skipped: true}, 2},
+		{&recordv1.AppliedMark{Epoch: 1, LaneSequence: 3}, 2},
+		{&recordv1.AppliedMark{Epoch: 1, LaneSequence: 4, Skipped: true}, 4},
+		{&recordv1.AppliedMark{Epoch: 2, LaneSequence: 5}, 4}, // restored, and nothing lost
+		{&recordv1.AppliedMark{Epoch: 3, LaneSequence: 4}, 0}, // restored to 3
+		{&recordv1.AppliedMark{Epoch: 3, LaneSequence: 5}, 0},
+	} {
+		s.markOne(t, step.mark, "")
+		if a, err := s.Applied(ref("x"), ref("src")); err != nil || a.GetSkipped() != step.want || a.GetLaneSequence() != step.mark.GetLaneSequence() {
+			t.Errorf("step %d: %v, %v, want skipped %d", i, a, err, step.want)
+		}
 	}
 }

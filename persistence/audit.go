@@ -3,6 +3,7 @@ package persistence
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
@@ -40,6 +41,9 @@ type Audit struct {
 	Applied uint64
 	// Findings are contradictions in words; empty if the shard is sound.
 	Findings []string
+	// Differences from replicas that became leaders, as they were noticed since the
+	// store was opened. Such a replica may have been mended since.
+	Differences []string
 }
 
 // auditor counts one view.
@@ -69,7 +73,8 @@ func (s *Store) Audit(ctx context.Context) (*Audit, error) {
 		Term:        c.meta.Term,
 		Hash:        hashBytes(contentHash(c.meta)),
 		KeysExpired: c.meta.Counters.KeysExpired,
-		Findings:    append([]string{}, c.differences...),
+		Findings:    []string{},
+		Differences: slices.Clone(c.differences),
 	}}
 	err = guard(c.path, func() error {
 		defer c.close()

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/format"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -88,7 +89,7 @@ func TestAuditFinds(t *testing.T) {
 		{"a lane that cannot be read", set(lanesBucket, pairKey(a, x), []byte{0xff}), "cannot be read"},
 		{"a parked lane not listed", set(parkedBucket, pairKey(a, x), nil), "is PARKED, listed as standing: false"},
 		{"a lane listed that is not there", set(parkedBucket, pairKey(x, a), []byte{}), "is listed as standing, but does not exist"},
-		{"an event applied too often", set(appliedBucket, pairKey(a, y), appliedValue{1, 2}.encode()), "events applied: counted 3, the counters say 2"},
+		{"an event applied too often", set(appliedBucket, pairKey(a, y), appliedValue{epoch: 1, sequence: 2}.encode()), "events applied: counted 3, the counters say 2"},
 		{"a mark that cannot be read", set(appliedBucket, pairKey(a, y), []byte{0xff}), "cannot be read"},
 		{"a timer from nowhere", set(timersBucket, "t", []byte{}), "bucket timers"},
 		{"keys expired from nowhere", func(s *Store) { s.meta.Counters.KeysExpired++ }, "effects beside keys live and expired: counted 2, the counters say 3"},
@@ -150,7 +151,7 @@ func FuzzFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, at uint16, patch []byte) {
 		b := bytes.Clone(good)
 		copy(b[int(at)%len(b):], patch)
-		if c, err := readFile(bytes.NewReader(b), int64(len(b))); err == nil && c.head.Format == Format && bytes.Equal(b, good) && c.head.Index != 1 {
+		if c, err := readFile(bytes.NewReader(b), int64(len(b))); err == nil && c.head.Format == format.Base && bytes.Equal(b, good) && c.head.Index != 1 {
 			t.Error("the file was misread")
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/format"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -24,6 +25,7 @@ type reading struct {
 	content
 	heads  map[uint64]*recordv1.Generation
 	length int64 // of the file
+	odd    error // in the bucket meta; a newer format may have more there
 	hashes [bucketCount + 1]uint64
 	digest xxhash.Digest
 }
@@ -31,7 +33,8 @@ type reading struct {
 // checkFile reads a whole shard file and checks that it is one, undamaged and
 // the wanted shard's: every page is where and what it should be, and the state
 // hash computed from scratch is the one in the head. It builds the filters on
-// the way. The error is a *Damage, unless the file could not be read at all.
+// the way. The error is a *Damage, unless the file could not be read at all or is
+// a newer program's.
 func checkFile(f *os.File, path string, want Config, sameReplica bool) (*content, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -44,6 +47,11 @@ func checkFile(f *os.File, path string, want Config, sameReplica bool) (*content
 		return nil
 	}); err != nil {
 		return nil, err
+	}
+	if c != nil && c.head != nil {
+		if err := format.Check("shard file "+path, c.head.Format); err != nil {
+			return nil, err
+		}
 	}
 	if broken != nil {
 		return nil, &Damage{Path: path, What: "is damaged", Err: broken}
@@ -61,7 +69,7 @@ func readFile(f io.ReaderAt, length int64) (*content, error) {
 	}
 	r := reading{heads: map[uint64]*recordv1.Generation{}, length: length}
 	if err := p.walk(bucketNames[metaBucket], r.pair); err != nil {
-		return nil, err
+		return &r.content, err
 	}
 	return &r.content, r.finish()
 }
@@ -70,8 +78,8 @@ func (r *reading) pair(path []string, key, value []byte) error {
 	if path[0] == bucketNames[metaBucket] {
 		return r.meta(string(key), value)
 	}
-	if r.head == nil || r.head.Format != Format {
-		return nil // finish and identity have words for it
+	if r.head == nil || !formatKnown(r.head) {
+		return nil // there are words for it later
 	}
 	b := bucketNamed(path[0])
 	if b == 0 {
@@ -110,7 +118,8 @@ func (r *reading) meta(key string, value []byte) error {
 		return proto.Unmarshal(value, head)
 	}
 	if key != headKey {
-		return fmt.Errorf("entry %q is not known", key)
+		r.odd = fmt.Errorf("entry %q is not known", key)
+		return nil
 	}
 	r.head = &recordv1.ShardMeta{}
 	return proto.Unmarshal(value, r.head)
@@ -121,8 +130,11 @@ func (r *reading) finish() error {
 	if r.head == nil {
 		return errors.New("is not a shard file: no head")
 	}
-	if r.head.Format != Format {
+	if !formatKnown(r.head) {
 		return nil // identity says so
+	}
+	if r.odd != nil {
+		return r.odd
 	}
 	if r.head.Counters == nil || len(r.head.Hashes) != bucketCount || r.head.GenerationWidth <= 0 {
 		return errors.New("head is incomplete")
@@ -141,6 +153,10 @@ func (r *reading) finish() error {
 	return nil
 }
 
+func formatKnown(head *recordv1.ShardMeta) bool {
+	return head.Format >= format.Base && head.Format <= format.Max
+}
+
 func bucketNamed(name string) bucket {
 	for _, b := range buckets {
 		if bucketNames[b] == name {
@@ -153,8 +169,8 @@ func bucketNamed(name string) bucket {
 // identity says in words what is wrong with a file's identity; "" if nothing is.
 func identity(head *recordv1.ShardMeta, want Config, sameReplica bool) string {
 	switch {
-	case head.Format != Format:
-		return fmt.Sprintf("has format %d, want %d", head.Format, Format)
+	case !formatKnown(head):
+		return fmt.Sprintf("has format %d, which there never was", head.Format)
 	case head.ClusterId != want.ClusterID:
 		return fmt.Sprintf("belongs to cluster %q, want %q", head.ClusterId, want.ClusterID)
 	case head.Shard != want.Shard:

@@ -200,7 +200,13 @@ func (s *Store) checkMarks(c *commit) error {
 		if !fits && !restored && !mutant.Off(mutant.Applied) {
 			return refuse("applied", "mark %d has epoch %d, lane sequence %d; applied is epoch %d, %d", i, m.epoch, m.lane, last.epoch, last.sequence)
 		}
-		*last = appliedValue{epoch: m.epoch, sequence: m.lane}
+		last.epoch, last.sequence = m.epoch, m.lane
+		switch {
+		case m.skipped:
+			last.skipped = m.lane
+		case m.lane <= last.skipped: // a restored source has used the number again
+			last.skipped = 0
+		}
 	}
 	return nil
 }

@@ -9,9 +9,6 @@ import (
 	"writ/sharding"
 )
 
-// Format is the number of the file format that this code writes and reads.
-const Format = 1
-
 // Config names a shard's file and says what must stand in it.
 type Config struct {
 	// Path of the shard file.
@@ -33,6 +30,9 @@ type Config struct {
 	// FlushSlot staggers the flushes of a node's stores: a flush begins when a
 	// value could be sent, and takes one out when it ends. Nil: no stagger.
 	FlushSlot chan struct{}
+	// FlushDue is called when a flush begins to wait for its slot. It must return
+	// soon. May be nil.
+	FlushDue func()
 	// Flushing is called when a flush begins to write, and what it returns when
 	// the flush has ended. Both must return soon. May be nil.
 	Flushing func() (ended func())
@@ -50,6 +50,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.FlushRecords == 0 {
 		c.FlushRecords = 20_000
+	}
+	if c.FlushDue == nil {
+		c.FlushDue = func() {}
 	}
 	if c.Flushing == nil {
 		c.Flushing = func() func() { return func() {} }

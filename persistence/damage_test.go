@@ -12,6 +12,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"writ/internal/format"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -270,8 +271,30 @@ func TestSwappedFiles(t *testing.T) {
 func TestAnotherFormatIsNamed(t *testing.T) {
 	cfg := config(t)
 	filled(t, cfg)
-	persistence.RewriteHead(t, cfg.Path, func(m *recordv1.ShardMeta) { m.Format = 2 })
+	persistence.RewriteHead(t, cfg.Path, func(m *recordv1.ShardMeta) { m.Format = 0 })
 	wantDamage(t, cfg)
+}
+
+// A file of a newer program is no damage: damaged files are thrown away.
+func TestANewerFileIsNoDamage(t *testing.T) {
+	cfg := config(t)
+	filled(t, cfg)
+	persistence.RewriteHead(t, cfg.Path, func(m *recordv1.ShardMeta) { m.Format = format.Max + 1 })
+	_, openErr := persistence.Open(cfg)
+	_, verifyErr := persistence.Verify(cfg.Path, cfg)
+	for _, err := range []error{openErr, verifyErr} {
+		var newer *format.NewerError
+		var damage *persistence.Damage
+		if !errors.As(err, &newer) || newer.Format != format.Max+1 || errors.As(err, &damage) {
+			t.Errorf("got %v", err)
+		}
+	}
+	persistence.RewriteHead(t, cfg.Path, func(m *recordv1.ShardMeta) { m.Format = format.Base })
+	if s, err := persistence.Open(cfg); err != nil {
+		t.Error(err)
+	} else if err := s.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestCountersInTheHeadAreChecked(t *testing.T) {

@@ -3,8 +3,11 @@ package persistence
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"writ/internal/format"
 )
 
 // body is the kind of a record: the number of its field in Record.
@@ -16,6 +19,7 @@ const (
 	bodyLane       body = 5
 	bodyExpire     body = 6
 	bodyCheckpoint body = 7
+	bodyNote       body = 15
 )
 
 // rowEvent is the number of Row.event.
@@ -24,6 +28,7 @@ const rowEvent protowire.Number = 6
 // entry is a decoded log entry. Its slices are views into the entry's bytes, and
 // are used again for the next entry.
 type entry struct {
+	format  uint32
 	logTime int64
 	records []record
 }
@@ -80,6 +85,7 @@ type row struct {
 type mark struct {
 	source      name
 	epoch, lane uint64
+	skipped     bool
 }
 
 type laneUpdate struct {
@@ -94,13 +100,16 @@ type laneUpdate struct {
 // decode reads an entry. Records that make no sense are left to Apply, which
 // refuses them; what cannot be read at all is an error.
 func (e *entry) decode(b []byte) error {
-	e.logTime, e.records = 0, e.records[:0]
-	format := uint64(0)
+	e.format, e.logTime, e.records = 0, 0, e.records[:0]
 	s := scanner{rest: b}
 	for s.next() {
 		switch s.number {
 		case 1:
-			format = s.uint()
+			// First of all: of a newer format nothing else can be judged.
+			e.format = uint32(min(s.uint(), math.MaxUint32))
+			if err := format.Check("the entry", e.format); err != nil {
+				return err
+			}
 		case 2:
 			e.logTime = int64(s.uint())
 		case 3:
@@ -114,8 +123,13 @@ func (e *entry) decode(b []byte) error {
 	if s.err != nil {
 		return s.err
 	}
-	if format != Format {
-		return fmt.Errorf("format %d is not known", format)
+	if e.format < format.Base {
+		return fmt.Errorf("format %d is not known", e.format)
+	}
+	for i := range e.records {
+		if e.records[i].body == bodyNote && e.format < format.Note {
+			return fmt.Errorf("record %d: a note in an entry of format %d", i, e.format)
+		}
 	}
 	return nil
 }
@@ -153,7 +167,7 @@ func (r *record) decode(b []byte) error {
 			r.epoch = s.uint()
 		case 2:
 			r.term = s.uint()
-		case 3, 4, 5, 6, 7:
+		case 3, 4, 5, 6, 7, 15:
 			if r.body != 0 {
 				return errTwice
 			}
@@ -179,7 +193,7 @@ func (r *record) decodeBody(b []byte) error {
 		return r.commit.decode(b)
 	case bodyLane:
 		return r.lane.decode(b)
-	case bodyExpire, bodyCheckpoint: // one field each
+	case bodyExpire, bodyCheckpoint, bodyNote: // one field each
 	}
 	s := scanner{rest: b}
 	for s.next() {
@@ -188,6 +202,8 @@ func (r *record) decodeBody(b []byte) error {
 			r.through = s.uint()
 		case s.number == 1 && r.body == bodyCheckpoint:
 			r.audit = s.bytes()
+		case s.number == 1 && r.body == bodyNote:
+			s.bytes()
 		default:
 			s.unknown()
 		}
@@ -332,6 +348,8 @@ func (m *mark) decode(b []byte) error {
 			m.epoch = s.uint()
 		case 3:
 			m.lane = s.uint()
+		case 4:
+			m.skipped = s.flag()
 		default:
 			s.unknown()
 		}

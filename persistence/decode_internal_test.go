@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/format"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -29,7 +30,7 @@ func everyRecord() []*recordv1.Record {
 				Source: ref("a"), Epoch: 1, Sequence: 8, Destination: ref("b"), LaneSequence: 9, Event: data, AcceptedAt: 10,
 				Parent: &recordv1.EventId{Source: ref("c"), Epoch: 1, Sequence: 2}, Hops: 3, Trace: "trace",
 			}},
-			Applied:   []*recordv1.AppliedMark{{Source: ref("c"), Epoch: 1, LaneSequence: 11}},
+			Applied:   []*recordv1.AppliedMark{{Source: ref("c"), Epoch: 1, LaneSequence: 11, Skipped: true}},
 			Tombstone: true,
 		}}},
 		lane(&recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Confirm{Confirm: 1}}),
@@ -85,7 +86,7 @@ func fromProto(t *testing.T, r *recordv1.Record) record {
 			d.commit.rows = append(d.commit.rows, row{n(r.Source), n(r.Destination), r.Epoch, r.Sequence, r.LaneSequence, raw(r)})
 		}
 		for _, a := range c.Applied {
-			d.commit.marks = append(d.commit.marks, mark{n(a.Source), a.Epoch, a.LaneSequence})
+			d.commit.marks = append(d.commit.marks, mark{n(a.Source), a.Epoch, a.LaneSequence, a.Skipped})
 		}
 	case *recordv1.Record_Lane:
 		d.body = bodyLane
@@ -158,7 +159,7 @@ func FuzzDecode(f *testing.F) {
 		if err == nil && perr == nil && len(p.Records) != len(e.records) {
 			t.Fatalf("%d records, protobuf finds %d", len(e.records), len(p.Records))
 		}
-		if perr != nil || p.Format != Format {
+		if perr != nil || p.Format < format.Base || p.Format > format.Max {
 			return
 		}
 		proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, &p) //nolint:errcheck // it was read before
@@ -201,7 +202,7 @@ func TestValuesAgreeWithProtobuf(t *testing.T) {
 	l := laneValue{numbered: 1, confirmed: 2, skipped: 3, status: 2, reason: []byte("r"), attempts: 4}
 	same(&recordv1.Lane{Numbered: 1, Confirmed: 2, Skipped: 3, Status: 2, Reason: "r", Attempts: 4}, l.encode())
 	same(&recordv1.Lane{}, laneValue{}.encode())
-	same(&recordv1.Applied{Epoch: 1, LaneSequence: 2}, appliedValue{1, 2}.encode())
+	same(&recordv1.Applied{Epoch: 1, LaneSequence: 2, Skipped: 3}, appliedValue{1, 2, 3}.encode())
 	same(&recordv1.Park{LaneSequence: 1, Reason: "r"}, encodeParked(1, []byte("r")))
 
 	if got, err := parseEntity(e.encode()); err != nil || words(got) != words(e) {
@@ -210,7 +211,7 @@ func TestValuesAgreeWithProtobuf(t *testing.T) {
 	if got, err := parseLane(l.encode()); err != nil || words(got) != words(l) {
 		t.Errorf("lane %v %v", got, err)
 	}
-	if got, err := parseApplied(appliedValue{1, 2}.encode()); err != nil || got != (appliedValue{1, 2}) {
+	if got, err := parseApplied(appliedValue{1, 2, 3}.encode()); err != nil || got != (appliedValue{1, 2, 3}) {
 		t.Errorf("applied %v %v", got, err)
 	}
 	for _, b := range [][]byte{{0xff}, {0x7a, 0}, protowire.AppendTag(nil, 1, protowire.BytesType), {8, 1, 8, 1}} {

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	recordv1 "writ/proto/writ/record/v1"
+
+	"writ/internal/durable"
 )
 
 const (
@@ -119,16 +121,7 @@ func createFile(path string, head *recordv1.ShardMeta) error {
 	if err = os.Rename(temp, path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-// syncDir makes a rename in the directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 func putHead(tx *bolt.Tx, head *recordv1.ShardMeta) error {

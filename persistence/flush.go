@@ -57,6 +57,7 @@ func (s *Store) flush() {
 	if !s.dirty() {
 		return
 	}
+	s.cfg.FlushDue()
 	release := s.takeSlot()
 	defer release()
 	b, db := s.freeze()
@@ -64,7 +65,12 @@ func (s *Store) flush() {
 		return
 	}
 	ended := s.cfg.Flushing()
-	err := guard(s.cfg.Path, func() error { return b.write(db) })
+	err := guard(s.cfg.Path, func() error {
+		if err := fault.Point(fault.BeforeFlush); err != nil {
+			return err
+		}
+		return b.write(db)
+	})
 	if err == nil {
 		err = fault.Point(fault.AfterFlush)
 	}

@@ -175,7 +175,7 @@ func (l *leader) mark(c *recordv1.Commit, source entity.Ref) {
 	on := entity.Ref{Tenant: c.Entity.Tenant, Kind: c.Entity.Kind, ID: c.Entity.Id}
 	lane := [2]entity.Ref{on, source}
 	l.applied[lane]++
-	c.Applied = append(c.Applied, &recordv1.AppliedMark{Source: refOf(source), Epoch: l.epoch, LaneSequence: l.applied[lane]})
+	c.Applied = append(c.Applied, &recordv1.AppliedMark{Source: refOf(source), Epoch: l.epoch, LaneSequence: l.applied[lane], Skipped: l.applied[lane]%5 == 0})
 }
 
 func (l *leader) update(from, to entity.Ref, change any) *recordv1.Record {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"writ/actors/entity"
@@ -244,6 +245,40 @@ func TestLanesOfASourceWithMany(t *testing.T) {
 	for to, lane := range got {
 		if to != ref("all") && lane.Numbered != 1 {
 			t.Errorf("%v: %v", to, lane)
+		}
+	}
+}
+
+// What is found are the lanes that hold rows, standing or not.
+func TestWaitingLanes(t *testing.T) {
+	s := newShard(t, create(t, config(t)))
+	a := ref("a")
+	if lanes, err := s.WaitingLanes(a); err != nil || len(lanes) != 0 {
+		t.Errorf("%v, %v", lanes, err)
+	}
+	const lanes = 700
+	for i := range lanes {
+		to := ref(fmt.Sprint("to", i))
+		s.must(s.command(a, "", to, to), s.command(ref(fmt.Sprint("a", i)), "", a))
+		switch i % 100 {
+		case 0:
+			s.must(s.confirm(a, to, 1))
+		case 1:
+			s.must(s.update(a, to, &recordv1.LaneUpdate_Pause{Pause: &recordv1.Pause{Reason: "wait"}}))
+		default:
+			s.must(s.confirm(a, to, 2))
+		}
+		if i == lanes/2 {
+			flush(t, s.Store)
+		}
+	}
+	got, err := s.WaitingLanes(a)
+	if err != nil || len(got) != 14 {
+		t.Errorf("%d lanes, %v", len(got), err)
+	}
+	for to, lane := range got {
+		if want, err := s.Lane(a, to); err != nil || !proto.Equal(lane, want) || lane.GetConfirmed() == 2 {
+			t.Errorf("lane to %v is %v, want %v, %v", to, lane, want, err)
 		}
 	}
 }

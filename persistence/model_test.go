@@ -135,12 +135,17 @@ func (m *model) commit(c *recordv1.Commit) string {
 	for _, a := range c.Applied {
 		lane := [2]entity.Ref{on, refIn(a.Source)}
 		if marks[lane] == nil {
-			marks[lane] = &recordv1.Applied{Epoch: m.applied[lane].GetEpoch(), LaneSequence: m.applied[lane].GetLaneSequence()}
+			marks[lane] = &recordv1.Applied{
+				Epoch: m.applied[lane].GetEpoch(), LaneSequence: m.applied[lane].GetLaneSequence(), Skipped: m.applied[lane].GetSkipped(),
+			}
 		}
 		if a.Epoch != 1 || a.LaneSequence != marks[lane].LaneSequence+1 {
 			return "applied"
 		}
-		marks[lane] = &recordv1.Applied{Epoch: a.Epoch, LaneSequence: a.LaneSequence}
+		marks[lane].Epoch, marks[lane].LaneSequence = a.Epoch, a.LaneSequence
+		if a.Skipped {
+			marks[lane].Skipped = a.LaneSequence
+		}
 	}
 	for _, u := range c.Mutations {
 		if u.Bucket != recordv1.Bucket_STATE && u.Bucket != recordv1.Bucket_TIMERS {

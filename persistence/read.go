@@ -116,6 +116,26 @@ func (s *Store) Lanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) 
 	return lanes, nil
 }
 
+// WaitingLanes are the lanes of a source in which rows wait, by destination; empty
+// if there are none. Its cost follows those lanes, not those that were ever opened.
+func (s *Store) WaitingLanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) {
+	lanes := map[entity.Ref]*recordv1.Lane{}
+	err := s.inSteps(outboxBucket, string(appendRef(nil, source)), "", func(v *view, c *cursor) (string, error) {
+		_, destination, _, err := cutPair(c.key)
+		if err != nil {
+			return "", err
+		}
+		key := pairKey(source, destination)
+		lane := &recordv1.Lane{}
+		lanes[destination] = lane
+		return after(key), proto.Unmarshal(v.get(lanesBucket, key).value, lane)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return lanes, nil
+}
+
 // Rows are a lane's unconfirmed rows in order, from a lane sequence on: at most
 // maxRows, and as many as fit into maxBytes of encoded rows, but at least one. A
 // limit of 0 or less is none.

@@ -38,6 +38,62 @@ func (s *Store) LanesAfter(at Pair, limit int) ([]LaneState, error) {
 	return list, err
 }
 
+// Which lanes a walk is for.
+type Which int
+
+const (
+	// EveryLane that was ever opened.
+	EveryLane Which = iota
+	// StandingLanes are parked or paused.
+	StandingLanes
+	// OpenLanes hold rows, or stand.
+	OpenLanes
+)
+
+// LanesOf is LanesAfter for some of the lanes. Its cost follows the lanes that it
+// is for, not those that were ever opened.
+func (s *Store) LanesOf(which Which, at Pair, limit int) ([]LaneState, error) {
+	if which == EveryLane {
+		return s.LanesAfter(at, limit)
+	}
+	from := ""
+	if at != (Pair{}) {
+		from = after(pairKey(at.Source, at.Destination))
+	}
+	var list []LaneState
+	err := s.read(func(v *view) error {
+		standing, rows := v.cursor(parkedBucket, ""), v.cursor(outboxBucket, "")
+		for len(list) < limit {
+			key, found := "", false
+			if standing.seek(from) {
+				key, found = standing.key, true
+			}
+			if which == OpenLanes && rows.seek(from) {
+				if lane := rows.key[:len(rows.key)-numberSize]; !found || lane < key {
+					key, found = lane, true
+				}
+			}
+			if !found {
+				return nil
+			}
+			source, destination, _, err := cutPair(key)
+			if err != nil {
+				return err
+			}
+			lane := &recordv1.Lane{}
+			if err := proto.Unmarshal(v.get(lanesBucket, key).value, lane); err != nil {
+				return err
+			}
+			list = append(list, LaneState{Pair{source, destination}, lane})
+			if from = after(key); from == "" {
+				return nil
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
 // MarksAfter are applied marks in the order of (destination, source), behind a
 // position: at most limit of them.
 func (s *Store) MarksAfter(at Pair, limit int) ([]MarkState, error) {
@@ -157,9 +213,9 @@ func (s *Store) FileBytes() (total, live int64) {
 }
 
 // Lane is one lane, nil if it was never opened.
-func (s *Store) Lane(at Pair) (*recordv1.Lane, error) {
+func (s *Store) Lane(source, destination entity.Ref) (*recordv1.Lane, error) {
 	lane := &recordv1.Lane{}
-	if ok, err := s.value(lanesBucket, pairKey(at.Source, at.Destination), lane); !ok {
+	if ok, err := s.value(lanesBucket, pairKey(source, destination), lane); !ok {
 		return nil, err
 	}
 	return lane, nil

@@ -66,15 +66,71 @@ func TestWalksInSteps(t *testing.T) {
 			t.Errorf("marks in steps of %d (-want +got):\n%s", step, diff)
 		}
 	}
-	if lane, err := s.Lane(want[1]); err != nil || lane.GetNumbered() != 1 {
+	if lane, err := s.Lane(want[1].Source, want[1].Destination); err != nil || lane.GetNumbered() != 1 {
 		t.Errorf("lane %v: %v, %v", want[1], lane, err)
 	}
-	if lane, err := s.Lane(persistence.Pair{Source: ref("b1"), Destination: ref("a1")}); err != nil || lane != nil {
+	if lane, err := s.Lane(ref("b1"), ref("a1")); err != nil || lane != nil {
 		t.Errorf("a lane that was never opened: %v, %v", lane, err)
 	}
 	of, err := s.MarksOf(ref("a3"), 10)
 	if err != nil || len(of) != 1 || of[0].Source != ref("b3") {
 		t.Errorf("marks of a3: %v, %v", of, err)
+	}
+}
+
+// TestLanesOf covers that the lanes that hold rows, or stand, are found without
+// the others, in order, in steps of any size.
+func TestLanesOf(t *testing.T) {
+	s := newShard(t, create(t, config(t)))
+	park := &recordv1.LaneUpdate_Park{Park: &recordv1.Park{LaneSequence: 1, Reason: "poison"}}
+	pause := &recordv1.LaneUpdate_Pause{Pause: &recordv1.Pause{Reason: "wait"}}
+	var standing, holding []string
+	for i := range 40 {
+		a, b := ref(fmt.Sprintf("a%02d", i/2)), ref(fmt.Sprintf("b%02d", i))
+		name := a.ID + " " + b.ID
+		s.must(s.command(a, "", b, b))
+		switch i % 5 {
+		case 0, 1: // drained
+			s.must(s.confirm(a, b, 2))
+		case 2:
+			s.must(s.update(a, b, park))
+			standing, holding = append(standing, name), append(holding, name)
+		case 3: // stands without rows
+			s.must(s.confirm(a, b, 2), s.update(a, b, pause))
+			standing, holding = append(standing, name), append(holding, name)
+		case 4:
+			s.must(s.confirm(a, b, 1))
+			holding = append(holding, name)
+		}
+		if i == 17 || i == 31 {
+			flush(t, s.Store)
+		}
+	}
+	for which, want := range map[persistence.Which][]string{persistence.StandingLanes: standing, persistence.OpenLanes: holding} {
+		for _, step := range []int{1, 2, 7, 100} {
+			var got []string
+			for at := (persistence.Pair{}); ; {
+				list, err := s.LanesOf(which, at, step)
+				if err != nil || len(list) > step {
+					t.Fatal(len(list), err)
+				}
+				if len(list) == 0 {
+					break
+				}
+				for _, l := range list {
+					if l.Lane.GetNumbered() != 2 {
+						t.Errorf("lane %v: %v", l.Pair, l.Lane)
+					}
+					got, at = append(got, l.Source.ID+" "+l.Destination.ID), l.Pair
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("which %d in steps of %d (-want +got):\n%s", which, step, diff)
+			}
+		}
+	}
+	if all, err := s.LanesOf(persistence.EveryLane, persistence.Pair{}, 100); err != nil || len(all) != 40 {
+		t.Errorf("%d lanes in all, %v", len(all), err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/durable"
 	"writ/internal/fault"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -133,7 +134,7 @@ func (s *Store) swap(path string, db *bolt.DB, c *content) (old *bolt.DB, err er
 	s.adopt(db, c)
 	s.tell()
 	_ = fault.Point(fault.Restored)
-	if err := syncDir(filepath.Dir(s.cfg.Path)); err != nil {
+	if err := durable.SyncDir(filepath.Dir(s.cfg.Path)); err != nil {
 		s.fail(err)
 		return nil, errors.Join(s.state.failure, guard(path, old.Close))
 	}

@@ -10,6 +10,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/format"
 	"writ/internal/mutant"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -79,7 +80,7 @@ func Create(cfg Config) (*Store, error) {
 // newHead is the meta of a store that holds nothing.
 func newHead(cfg Config) *recordv1.ShardMeta {
 	return &recordv1.ShardMeta{
-		Format:            Format,
+		Format:            format.Base,
 		ClusterId:         cfg.ClusterID,
 		Shard:             cfg.Shard,
 		RangeFirst:        cfg.Range.First,
@@ -187,6 +188,13 @@ func (s *Store) Meta() *recordv1.ShardMeta {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return proto.CloneOf(s.meta)
+}
+
+// Format is the newest format of the entries that were applied.
+func (s *Store) Format() uint32 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.meta.Format
 }
 
 // StateHash is the hash of the applied content and the index it stands for: what

@@ -140,6 +140,34 @@ func (s *Store) TimerNames(ref entity.Ref, limit int) (names []string, err error
 	return names, err
 }
 
+// TimersAfter yields the timers of one entity, or with the zero Ref of all, in the
+// order of entity and name, behind a position, "" for the start: at most limit of
+// them.
+func (s *Store) TimersAfter(of entity.Ref, behind string, limit int, yield func(position string, ref entity.Ref, name string, t *recordv1.Timer)) error {
+	prefix, from := "", after(duePrefix) // the index of times comes first
+	if of != (entity.Ref{}) {
+		prefix = string(appendRef(nil, of))
+		from = prefix
+	}
+	if behind != "" {
+		from = behind + "\x00"
+	}
+	return s.read(func(v *view) error {
+		n := 0
+		counted := func(position string, ref entity.Ref, name string, t *recordv1.Timer) {
+			n++
+			yield(position, ref, name, t)
+		}
+		c := v.cursor(timersBucket, prefix)
+		for ok := c.seek(from); ok && n < limit; ok = c.next() {
+			if err := yieldTimer(c.key, c.key, c.value, counted); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // DueTimers yields timers that are to be tried at or before a time, earliest
 // first, behind a position, "" for the start: at most limit of them. Where fewer
 // are left, next is the time of the first one behind; 0 if there is none.
@@ -161,7 +189,8 @@ func (s *Store) DueTimers(behind string, until int64, limit int, yield func(posi
 			if n++; n > limit {
 				return nil
 			}
-			if err := v.yieldTimer(c.key, yield); err != nil {
+			key := c.key[1+numberSize:]
+			if err := yieldTimer(c.key, key, v.get(timersBucket, key).value, yield); err != nil {
 				return err
 			}
 		}
@@ -170,8 +199,8 @@ func (s *Store) DueTimers(behind string, until int64, limit int, yield func(posi
 	return next, err
 }
 
-func (v *view) yieldTimer(position string, yield func(string, entity.Ref, string, *recordv1.Timer)) error {
-	key := position[1+numberSize:]
+// yieldTimer yields the timer of a pair, unless the pair is something else.
+func yieldTimer(position, key string, value []byte, yield func(string, entity.Ref, string, *recordv1.Timer)) error {
 	ref, rest, err := cutRef(key)
 	if err != nil {
 		return err
@@ -181,7 +210,7 @@ func (v *view) yieldTimer(position string, yield func(string, entity.Ref, string
 		return err
 	}
 	p := &recordv1.Payload{}
-	if err := proto.Unmarshal(v.get(timersBucket, key).value, p); err != nil {
+	if err := proto.Unmarshal(value, p); err != nil {
 		return err
 	}
 	t, err := timerIn(p)

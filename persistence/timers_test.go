@@ -109,6 +109,49 @@ func TestTimersByTime(t *testing.T) {
 	}
 }
 
+// All timers of an entity, or of all, are listed with those that wait for no time,
+// and without the index and what is no timer.
+func TestTimersAfter(t *testing.T) {
+	s := newShard(t, create(t, config(t)))
+	for i := range 6 {
+		r, c := s.commit(ref(fmt.Sprint("e", i%2)))
+		name := fmt.Sprint("t", i)
+		value := timerPayload(t, &recordv1.Timer{Set: 1, Due: 7, Next: int64(i % 3)}) // every third is parked
+		if i == 4 {
+			value = payload("no timer")
+		}
+		c.Mutations = append(c.Mutations, &recordv1.Mutation{Bucket: recordv1.Bucket_TIMERS, Subkey: []byte(name), Value: value})
+		s.must(r)
+		if i == 2 {
+			flush(t, s.Store)
+		}
+	}
+	for of, want := range map[entity.Ref][]string{
+		{}:        {"e0 t0", "e0 t2", "e1 t1", "e1 t3", "e1 t5"},
+		ref("e1"): {"e1 t1", "e1 t3", "e1 t5"},
+		ref("e2"): nil,
+	} {
+		for _, step := range []int{1, 2, 100} {
+			var got []string
+			for position, more := "", true; more; {
+				before := len(got)
+				if err := s.TimersAfter(of, position, step, func(at string, ref entity.Ref, name string, timer *recordv1.Timer) {
+					if timer.GetDue() != 7 {
+						t.Errorf("%v %s: %v", ref, name, timer)
+					}
+					position, got = at, append(got, ref.ID+" "+name)
+				}); err != nil {
+					t.Fatal(err)
+				}
+				more = len(got)-before == step
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("of %v in steps of %d: %v, want %v", of, step, got, want)
+			}
+		}
+	}
+}
+
 func compareDue(t *testing.T, s *persistence.Store, want map[string]int64) {
 	t.Helper()
 	for _, until := range []int64{0, 400, 700, math.MaxInt64} {

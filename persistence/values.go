@@ -97,7 +97,7 @@ func (v laneValue) encode() []byte {
 }
 
 // appliedValue is an Applied.
-type appliedValue struct{ epoch, sequence uint64 }
+type appliedValue struct{ epoch, sequence, skipped uint64 }
 
 func parseApplied(b []byte) (v appliedValue, err error) {
 	s := scanner{rest: b}
@@ -107,6 +107,8 @@ func parseApplied(b []byte) (v appliedValue, err error) {
 			v.epoch = s.uint()
 		case 2:
 			v.sequence = s.uint()
+		case 3:
+			v.skipped = s.uint()
 		default:
 			s.unknown()
 		}
@@ -115,7 +117,8 @@ func parseApplied(b []byte) (v appliedValue, err error) {
 }
 
 func (v appliedValue) encode() []byte {
-	return appendUint(appendUint(make([]byte, 0, 16), 1, v.epoch), 2, v.sequence)
+	b := appendUint(make([]byte, 0, 16), 1, v.epoch)
+	return appendUint(appendUint(b, 2, v.sequence), 3, v.skipped)
 }
 
 // encodeKeyRecord makes a KeyRecord of an encoded Key and Outcome.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 
 	"writ/actors/client"
 	"writ/actors/entity"
+	"writ/actors/gateway"
 	accountv1 "writ/proto/writ/account/v1"
 	writv1 "writ/proto/writ/v1"
 )
@@ -354,10 +357,10 @@ func TestConfig(t *testing.T) {
 	good := client.Config{Addresses: []string{"localhost:1"}}
 	must(t, good.Validate())
 	for name, change := range map[string]func(*client.Config){
-		"no address":    func(c *client.Config) { c.Addresses = nil },
-		"empty address": func(c *client.Config) { c.Addresses = []string{""} },
-		"negative":      func(c *client.Config) { c.AttemptTimeout = -1 },
-		"backoff":       func(c *client.Config) { c.BackoffMin = time.Hour },
+		"no address":  func(c *client.Config) { c.Addresses = nil },
+		"bad address": func(c *client.Config) { c.Addresses = []string{"localhost:1", "localhost"} },
+		"negative":    func(c *client.Config) { c.AttemptTimeout = -1 },
+		"backoff":     func(c *client.Config) { c.BackoffMin = time.Hour },
 	} {
 		cfg := good
 		change(&cfg)
@@ -368,4 +371,65 @@ func TestConfig(t *testing.T) {
 	if a, b := client.NewKey(), client.NewKey(); a == b || len(a) < 20 {
 		t.Errorf("keys %q, %q", a, b)
 	}
+}
+
+func TestAddressIsCheckedAtOnce(t *testing.T) {
+	for address, want := range map[string]string{
+		"localhost:7400": "", "127.0.0.1:1": "", "[::1]:65535": "", ":7400": "", "n1.example:7400": "",
+		"":                      "give host:port",
+		"localhost":             "give host:port",
+		"::1":                   "give host:port",
+		"http://localhost:7400": "without scheme or path",
+		"localhost:7400/x":      "without scheme or path",
+		"localhost:":            "must be a number",
+		"localhost:0":           "must be a number",
+		"localhost:65536":       "must be a number",
+		"localhost:grpc":        "must be a number",
+	} {
+		err := client.CheckAddress(address)
+		if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), strconv.Quote(address))) {
+			t.Errorf("%q: %v, want %q", address, err, want)
+		}
+	}
+}
+
+// TestOutOfTime: what a cluster in trouble has said counts for more than that one
+// of its nodes is down; and a read, which nobody needs to repeat for safety, does
+// not speak of keys.
+func TestOutOfTime(t *testing.T) {
+	node := &fakeNode{}
+	for range 1000 {
+		node.script = append(node.script, entityStatus("shard 7 has no leader"))
+	}
+	address, _ := serve(t, node)
+	var mu sync.Mutex
+	troubled := map[string]bool{}
+	c := connect(t, func(cfg *client.Config) {
+		cfg.CallTimeout = 500 * time.Millisecond
+		cfg.Troubled = func(e *client.Error) {
+			mu.Lock()
+			defer mu.Unlock()
+			troubled[e.Address] = true
+		}
+	}, address, dead(t))
+	for range 2 { // each node is the first in turn
+		_, err := submit(t, c, "k")
+		var e *client.Error
+		if !errors.As(err, &e) || e.Reason != client.ReasonNotExecuted || e.Address != address || !strings.Contains(e.Message, "shard 7 has no leader") {
+			t.Errorf("submit: %v", err)
+		}
+		_, err = c.Read(t.Context(), "account", "a", client.ReadOptions{})
+		if !errors.As(err, &e) || e.Reason != "" || strings.Contains(err.Error(), "key") || !strings.Contains(e.Message, "shard 7 has no leader") || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("read: %v", err)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !troubled[address] {
+		t.Errorf("told of trouble at %v", troubled)
+	}
+}
+
+func entityStatus(text string) error {
+	return gateway.ToStatus(entity.Errorf(entity.NotExecuted, "%s", text))
 }

@@ -5,6 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -30,6 +33,9 @@ type Config struct {
 	// BackoffMin and BackoffMax bound the pause between attempts, which grows
 	// with jitter; a node's own hint can make it longer. 0: 25 ms and 2 s.
 	BackoffMin, BackoffMax time.Duration
+	// Troubled, if set, is told of every attempt that failed and will be made again,
+	// with what is known so far. It must not block.
+	Troubled func(*Error)
 	// MessageMax is the largest request or answer, bytes. 0: 16 MiB.
 	MessageMax int
 }
@@ -57,8 +63,8 @@ func (c Config) Validate() error {
 		errs = append(errs, errors.New("no address given"))
 	}
 	for _, a := range c.Addresses {
-		if a == "" {
-			errs = append(errs, errors.New("an address is empty"))
+		if err := CheckAddress(a); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	if c.CallTimeout < 0 || c.AttemptTimeout < 0 || c.MessageMax < 0 {
@@ -68,6 +74,22 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("backoff must grow: min %s, max %s", c.BackoffMin, c.BackoffMax))
 	}
 	return errors.Join(errs...)
+}
+
+// CheckAddress refuses what can never be dialled. Without it every attempt would
+// fail, and a caller would learn of a typing mistake when its patience ends.
+func CheckAddress(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	number, notNumber := strconv.ParseUint(port, 10, 16)
+	switch {
+	case strings.Contains(address, "/"):
+		return fmt.Errorf("address %q: give host:port alone, without scheme or path", address)
+	case err != nil || strings.Contains(host, " "):
+		return fmt.Errorf("address %q: give host:port, e.g. localhost:7400", address)
+	case notNumber != nil || number == 0:
+		return fmt.Errorf("address %q: the port must be a number from 1 to 65535", address)
+	}
+	return nil
 }
 
 // NewKey makes an idempotency key: 130 random bits as text. Make one for each

@@ -34,7 +34,8 @@ const domain = "writ"
 
 // Error says that there is no outcome.
 type Error struct {
-	// Reason classes the last answer; "" if it did not come from Writ.
+	// Reason classes the last answer; "" if it did not come from Writ, or if a call
+	// that changes nothing has run out of time: nothing needs to be repeated then.
 	Reason string
 	// Code of the last answer.
 	Code codes.Code
@@ -45,6 +46,8 @@ type Error struct {
 	Unknown bool
 	// Attempts made.
 	Attempts int
+	// Address of the node that gave the last answer, or did not give one.
+	Address string
 	// RetryAfter is the node's hint; 0 means none.
 	RetryAfter time.Duration
 	// Details are for programs: "limit", "size", "leader", "field" …

@@ -35,6 +35,9 @@ type call struct {
 	switches  int
 	backoff   *backoff.ExponentialBackOff
 	replayed  bool // flag in the metadata of the last answer
+	// told is the last answer of Writ itself: of a cluster in trouble it says more
+	// than the refused connection of a node that is down.
+	told *Error
 }
 
 func (c *Client) newCall(effect bool, try attempt) *call {
@@ -70,16 +73,40 @@ func (k *call) run(ctx context.Context) error {
 			return a.rejected
 		}
 		k.unknown = k.unknown || v.unknown
+		a.err.Address = node.address
 		if v.link {
 			node.trouble(time.Now())
+		}
+		if a.info {
+			k.told = a.err
 		}
 		if !v.again || k.givesUp(*a) {
 			return k.failed(*a.err, nil)
 		}
+		if ctx.Err() == nil {
+			k.tell(a.err)
+		}
 		if !k.pause(ctx, v, a.err.RetryAfter) {
+			if k.told != nil {
+				a.err = k.told
+			}
 			return k.failed(*a.err, context.Cause(ctx))
 		}
 	}
+}
+
+// tell reports an attempt that will be made again.
+func (k *call) tell(last *Error) {
+	if k.client.cfg.Troubled == nil {
+		return
+	}
+	if k.told != nil {
+		last = k.told
+	}
+	e := *last
+	e.Attempts = k.attempts
+	e.Unknown = k.effect && k.unknown
+	k.client.cfg.Troubled(&e)
 }
 
 // once makes one attempt. A nil answer means OK.
@@ -134,12 +161,19 @@ func (k *call) failed(e Error, cause error) error {
 		return &e
 	}
 	e.Err = cause
+	last := e.Message
+	if e.Reason == "" {
+		last = e.Code.String() + ": " + last
+	}
+	if !k.effect {
+		e.Reason = ""
+		e.Message = fmt.Sprintf("%s; last answer: %s", cause, last)
+		return &e
+	}
 	e.Reason = ReasonNotExecuted
-	what := "not executed"
 	if e.Unknown {
 		e.Reason = ReasonOutcomeUnknown
-		what = "outcome unknown"
 	}
-	e.Message = fmt.Sprintf("%s: %s: retry with the same key; last answer: %s: %s", cause, what, e.Code, e.Message)
+	e.Message = fmt.Sprintf("%s: retry with the same key; last answer: %s", cause, last)
 	return &e
 }

@@ -3,6 +3,10 @@ package entity
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -27,13 +31,23 @@ func NewKind[S proto.Message](name string, options ...KindOption) *Kind[S] {
 		schema:   1,
 	}}
 	for _, o := range options {
+		if o == nil {
+			k.def.wrong("an option is nil")
+			continue
+		}
 		o(k.def)
 	}
 	return k
 }
 
-// Definition returns the untyped definition that the runtime works with.
-func (k *Kind[S]) Definition() *Definition { return k.def }
+// Definition returns the untyped definition that the runtime works with; nil for a
+// kind that [NewKind] has not made.
+func (k *Kind[S]) Definition() *Definition {
+	if k == nil {
+		return nil
+	}
+	return k.def
+}
 
 // KindOption changes a kind's defaults.
 type KindOption func(*Definition)
@@ -51,7 +65,8 @@ type HandleOption func(*Handler)
 // harmless: it needs no key and a retry executes it again.
 func AtLeastOnce() HandleOption { return func(h *Handler) { h.AtLeastOnce = true } }
 
-// Handle defines the handler of command C, whose reply is R.
+// Handle defines the handler of command C, whose reply is R. Like On and Read it
+// is called before [NewRegistry], which names what is wrong, and panics afterwards.
 func Handle[S, C, R proto.Message](k *Kind[S], fn func(*Context, S, C) (R, error), options ...HandleOption) {
 	var zero C
 	h := &Handler{Type: messageType(zero), call: func(c *Context, s, m proto.Message) (proto.Message, error) {
@@ -62,9 +77,14 @@ func Handle[S, C, R proto.Message](k *Kind[S], fn func(*Context, S, C) (R, error
 		return reply, nil
 	}}
 	for _, o := range options {
+		if o == nil {
+			k.def.wrong("an option of command %s is nil", h.name())
+			continue
+		}
 		o(h)
 	}
-	k.def.add("command", k.def.commands, h)
+	var reply R
+	k.def.add("command", k.def.commands, h, fn == nil, reply)
 }
 
 // On defines the handler of event E.
@@ -72,19 +92,20 @@ func On[S, E proto.Message](k *Kind[S], fn func(*Context, S, E) error) {
 	var zero E
 	k.def.add("event", k.def.events, &Handler{Type: messageType(zero), call: func(c *Context, s, m proto.Message) (proto.Message, error) {
 		return nil, fn(c, s.(S), m.(E))
-	}})
+	}}, fn == nil, nil)
 }
 
 // Read defines the answer R to query Q. It must not change the state.
 func Read[S, Q, R proto.Message](k *Kind[S], fn func(S, Q) (R, error)) {
 	var zero Q
+	var reply R
 	k.def.add("query", k.def.queries, &Handler{Type: messageType(zero), call: func(_ *Context, s, m proto.Message) (proto.Message, error) {
 		reply, err := fn(s.(S), m.(Q))
 		if err != nil {
 			return nil, err
 		}
 		return reply, nil
-	}})
+	}}, fn == nil, reply)
 }
 
 // Handler is one command, event or query of a kind.
@@ -92,6 +113,13 @@ type Handler struct {
 	Type        protoreflect.MessageType
 	AtLeastOnce bool
 	call        func(*Context, proto.Message, proto.Message) (proto.Message, error)
+}
+
+func (h *Handler) name() protoreflect.FullName {
+	if h.Type == nil {
+		return ""
+	}
+	return h.Type.Descriptor().FullName()
 }
 
 // Call runs the handler. The state is changed in place: hand it a copy. The
@@ -111,6 +139,8 @@ type Definition struct {
 	schema   uint32
 	window   time.Duration
 	problems []error
+
+	registered atomic.Bool
 }
 
 // Name is the kind's name.
@@ -134,16 +164,42 @@ func (d *Definition) Event(name string) *Handler { return d.events[protoreflect.
 // Query finds the handler of a query, nil if none.
 func (d *Definition) Query(name string) *Handler { return d.queries[protoreflect.FullName(name)] }
 
-func (d *Definition) add(what string, to map[protoreflect.FullName]*Handler, h *Handler) {
+// wrong keeps what is wrong with a definition until the registry asks for it.
+func (d *Definition) wrong(format string, args ...any) {
+	d.problems = append(d.problems, fmt.Errorf(format, args...))
+}
+
+// add takes a handler into the definition. reply is the zero value of its reply's
+// type: nil where it has none, or leaves the type to the handler.
+func (d *Definition) add(what string, to map[protoreflect.FullName]*Handler, h *Handler, missing bool, reply proto.Message) {
+	name := h.name()
+	if d.registered.Load() { // it may be in use: nobody checks the handler, and maps are read without a lock
+		panic(fmt.Sprintf("entity: %s %s is defined after kind %q was registered: define all of a kind before NewRegistry", what, name, d.name))
+	}
 	if h.Type == nil {
-		d.problems = append(d.problems, fmt.Errorf("a %s's type must be a generated message, not an interface", what))
+		d.wrong("a %s's type must be a generated message, not an interface", what)
 		return
 	}
-	name := h.Type.Descriptor().FullName()
+	if missing {
+		d.wrong("the handler of %s %s is nil", what, name)
+	}
+	if reply != nil && !linked(messageType(reply)) {
+		d.wrong("the reply to %s %s must be a generated message that is linked into the program", what, name)
+	}
 	if _, twice := to[name]; twice {
-		d.problems = append(d.problems, fmt.Errorf("%s %s is defined twice", what, name))
+		d.wrong("%s %s is defined twice", what, name)
 	}
 	to[name] = h
+}
+
+// linked reports whether a message's type is the one that its name finds in the
+// program: else what was stored could not be read again.
+func linked(t protoreflect.MessageType) bool {
+	if t == nil {
+		return false
+	}
+	found, err := protoregistry.GlobalTypes.FindMessageByName(t.Descriptor().FullName())
+	return err == nil && found == t
 }
 
 func (d *Definition) check() error {
@@ -151,8 +207,11 @@ func (d *Definition) check() error {
 	if !validKindName(d.name) {
 		errs = append(errs, errors.New("the name must be 1 to 64 letters, digits, '-', '_' or '.'"))
 	}
-	if d.state == nil {
+	switch {
+	case d.state == nil:
 		errs = append(errs, errors.New("the state must be a generated protobuf message"))
+	case !linked(d.state):
+		errs = append(errs, fmt.Errorf("state %s is not linked into the program", d.state.Descriptor().FullName()))
 	}
 	if len(d.commands)+len(d.events) == 0 {
 		errs = append(errs, errors.New("it handles neither commands nor events"))
@@ -164,8 +223,8 @@ func (d *Definition) check() error {
 		errs = append(errs, errors.New("schema versions start at 1"))
 	}
 	for _, handlers := range []map[protoreflect.FullName]*Handler{d.commands, d.events, d.queries} {
-		for name := range handlers {
-			if _, err := protoregistry.GlobalTypes.FindMessageByName(name); err != nil {
+		for name, h := range handlers {
+			if !linked(h.Type) {
 				errs = append(errs, fmt.Errorf("message %s is not linked into the program", name))
 			}
 		}
@@ -187,11 +246,19 @@ func validKindName(name string) bool {
 	return true
 }
 
-func messageType(m proto.Message) protoreflect.MessageType {
-	if m == nil {
+// messageType is the type of a message of which there is only the zero value; nil
+// for an interface, and for messages that are not generated: dynamic ones have no
+// type of their own, and panic.
+func messageType(zero proto.Message) (t protoreflect.MessageType) {
+	if zero == nil {
 		return nil
 	}
-	return m.ProtoReflect().Type()
+	defer func() {
+		if recover() != nil {
+			t = nil
+		}
+	}()
+	return zero.ProtoReflect().Type()
 }
 
 // Definer is a kind of any state type.
@@ -205,8 +272,16 @@ type Registry struct{ kinds map[string]*Definition }
 func NewRegistry(kinds ...Definer) (*Registry, error) {
 	r := &Registry{kinds: make(map[string]*Definition, len(kinds))}
 	var errs []error
-	for _, k := range kinds {
-		d := k.Definition()
+	for i, k := range kinds {
+		var d *Definition
+		if k != nil {
+			d = k.Definition()
+		}
+		if d == nil {
+			errs = append(errs, fmt.Errorf("kind %d of %d is nil: make kinds with NewKind", i+1, len(kinds)))
+			continue
+		}
+		d.registered.Store(true)
 		if err := d.check(); err != nil {
 			errs = append(errs, fmt.Errorf("kind %q: %w", d.name, err))
 		}
@@ -224,11 +299,18 @@ func NewRegistry(kinds ...Definer) (*Registry, error) {
 // Kind finds a kind by name, nil if it is not registered.
 func (r *Registry) Kind(name string) *Definition { return r.kinds[name] }
 
-// Kinds returns the names of all kinds, in no particular order.
-func (r *Registry) Kinds() []string {
-	names := make([]string, 0, len(r.kinds))
-	for name := range r.kinds {
-		names = append(names, name)
+// Find finds a kind by name. The error, INVALID, lists the kinds that there are: a
+// misspelt name must not look like an entity that has nothing.
+func (r *Registry) Find(name string) (*Definition, error) {
+	if def := r.kinds[name]; def != nil {
+		return def, nil
 	}
-	return names
+	registered := strings.Join(r.Kinds(), ", ")
+	if registered == "" {
+		registered = "none"
+	}
+	return nil, Errorf(Invalid, "kind %.64q is not registered; registered: %s", name, registered)
 }
+
+// Kinds returns the names of all kinds, in order.
+func (r *Registry) Kinds() []string { return slices.Sorted(maps.Keys(r.kinds)) }

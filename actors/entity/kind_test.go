@@ -2,12 +2,14 @@ package entity_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/dynamicpb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -88,6 +90,33 @@ func TestRegistryRefuses(t *testing.T) {
 			entity.Handle(k, func(_ *entity.Context, s *state, _ proto.Message) (*state, error) { return s, nil })
 			return only(k)
 		}(), []string{"a command's type must be a generated message"}},
+		{"handlers are nil", func() []entity.Definer {
+			k := entity.NewKind[*state]("counter")
+			entity.Handle[*state, *command, *state](k, nil)
+			entity.On[*state, *event](k, nil)
+			entity.Read[*state, *query, *state](k, nil)
+			return only(k)
+		}(), []string{
+			"handler of command google.protobuf.UInt32Value is nil", "handler of event google.protobuf.Int32Value is nil",
+			"handler of query google.protobuf.Empty is nil",
+		}},
+		{"options are nil", func() []entity.Definer {
+			k := entity.NewKind[*state]("counter", nil)
+			entity.Handle(k, add, nil)
+			return only(k)
+		}(), []string{"an option is nil", "an option of command google.protobuf.UInt32Value is nil"}},
+		{"no kind", []entity.Definer{nil}, []string{"kind 1 of 1 is nil"}},
+		{"no kind behind a pointer", []entity.Definer{counter("counter"), (*entity.Kind[*state])(nil)}, []string{"kind 2 of 2 is nil"}},
+		{"a kind that nobody made", []entity.Definer{&entity.Kind[*state]{}}, []string{"kind 1 of 1 is nil"}},
+		{"dynamic messages", func() []entity.Definer {
+			k := entity.NewKind[*dynamicpb.Message]("counter")
+			entity.Handle(k, func(_ *entity.Context, s, _ *dynamicpb.Message) (*dynamicpb.Message, error) { return s, nil })
+			entity.Handle(k, func(_ *entity.Context, s *dynamicpb.Message, _ *command) (*dynamicpb.Message, error) { return s, nil })
+			return []entity.Definer{k}
+		}(), []string{
+			"state must be a generated protobuf message", "a command's type must be a generated message",
+			"the reply to command google.protobuf.UInt32Value must be a generated message",
+		}},
 		{"everything at once", []entity.Definer{
 			entity.NewKind[*state]("a b", entity.Schema(0)),
 			counter("counter", entity.Window(-time.Hour)),
@@ -105,6 +134,30 @@ func TestRegistryRefuses(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A handler that comes after the check would be unchecked, and in nobody's sight.
+func TestNothingIsDefinedAfterRegistration(t *testing.T) {
+	k := counter("counter")
+	if _, err := entity.NewRegistry(k); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if text := fmt.Sprint(recover()); !strings.Contains(text, "before NewRegistry") || !strings.Contains(text, "google.protobuf.Int64Value") {
+			t.Errorf("panicked with %q", text)
+		}
+	}()
+	entity.On(k, func(*entity.Context, *state, *state) error { return nil })
+	t.Error("a handler was defined after the registration")
+}
+
+// What a handler replies may be left to it.
+func TestReplyOfAnyType(t *testing.T) {
+	k := entity.NewKind[*state]("counter")
+	entity.Handle(k, func(_ *entity.Context, s *state, _ *command) (proto.Message, error) { return s, nil })
+	if _, err := entity.NewRegistry(k); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"google.golang.org/grpc/metadata"
 
 	"writ/actors/entity"
+	"writ/internal/trace"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
 )
@@ -19,13 +19,16 @@ type Forwarder interface {
 	Forward(ctx context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error)
 }
 
-// EntityConfig holds what an [EntityService] needs. All fields must be set.
+// EntityConfig holds what an [EntityService] needs. All fields but Tracer must be
+// set.
 type EntityConfig struct {
 	Registry    *entity.Registry
 	Forwarder   Forwarder
 	Credentials *Credentials
 	Limits      Limits
-	Logger      *slog.Logger
+	// Tracer may be nil: then a client's traceparent is passed on and nothing else.
+	Tracer trace.Tracer
+	Logger *slog.Logger
 }
 
 // EntityService is the door for clients. It is safe for concurrent use.
@@ -36,6 +39,7 @@ type EntityService struct {
 	form        *form
 	admission   *admission
 	limits      Limits
+	tracer      trace.Tracer
 	log         *slog.Logger
 }
 
@@ -53,6 +57,7 @@ func NewEntityService(cfg EntityConfig) (*EntityService, error) {
 		form:        newForm(cfg.Registry, cfg.Limits),
 		admission:   newAdmission("client calls", cfg.Limits),
 		limits:      cfg.Limits,
+		tracer:      cfg.Tracer,
 		log:         cfg.Logger,
 	}, nil
 }
@@ -80,16 +85,43 @@ func (s *EntityService) Submit(ctx context.Context, req *writv1.SubmitRequest) (
 
 // submit is one command, from a call or from a stream.
 func (s *EntityService) submit(ctx context.Context, tenant string, req *writv1.SubmitRequest) (*writv1.SubmitResponse, error) {
+	traceparent := traceOf(ctx)
+	span := s.begin(traceparent, tenant, req)
+	if span == nil {
+		return s.forward(ctx, tenant, traceparent, req)
+	}
+	answer, err := s.forward(ctx, tenant, span.Traceparent(), req)
+	if err == nil {
+		span.Set(slog.Bool("writ.replayed", answer.GetReplayed()), slog.Bool("writ.rejected", answer.GetRejection() != nil))
+	}
+	span.End(err)
+	return answer, err
+}
+
+// begin begins the span of a command, in the trace of its caller if it has one.
+// Nil: it is not traced.
+func (s *EntityService) begin(traceparent, tenant string, req *writv1.SubmitRequest) trace.Span {
+	if s.tracer == nil {
+		return nil
+	}
+	return s.tracer.Begin(traceparent, trace.Submit, slog.String("writ.entity.tenant", tenant),
+		slog.String("writ.entity.kind", req.GetEntity().GetKind()), slog.String("writ.entity.id", req.GetEntity().GetId()),
+		slog.String("writ.command", string(req.GetCommand().MessageName())))
+}
+
+// forward checks a command and carries it to its leader.
+func (s *EntityService) forward(ctx context.Context, tenant, traceparent string, req *writv1.SubmitRequest) (*writv1.SubmitResponse, error) {
 	leave, err := s.admission.enter(req)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	checked, err := s.form.submit(ctx, req, time.Now())
+	checked, err := s.form.submit(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	call := forwardRequest(ctx, tenant)
+	call.Trace = traceparent
 	call.Call = &nodev1.ForwardRequest_Submit{Submit: checked}
 	resp, err := s.forwarder.Forward(ctx, call)
 	if err != nil {
@@ -196,7 +228,7 @@ func strangeAnswer() error {
 
 // forwardRequest begins the envelope of a client's call.
 func forwardRequest(ctx context.Context, tenant string) *nodev1.ForwardRequest {
-	req := &nodev1.ForwardRequest{Tenant: tenant, Trace: traceOf(ctx)}
+	req := &nodev1.ForwardRequest{Tenant: tenant}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Deadline = deadline.UnixNano()
 	}

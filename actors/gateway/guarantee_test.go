@@ -14,6 +14,10 @@ func (fakeControl) LookupLanes(_ context.Context, req *nodev1.LookupLanesRequest
 	return &nodev1.LookupLanesResponse{Lanes: make([]*nodev1.AuditLane, len(req.GetLanes()))}, nil
 }
 
+func (fakeControl) ExchangeCrashes(context.Context, *nodev1.ExchangeCrashesRequest) (*nodev1.ExchangeCrashesResponse, error) {
+	return &nodev1.ExchangeCrashesResponse{}, nil
+}
+
 func (fakeControl) Guarantee(context.Context, *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error) {
 	return &nodev1.GuaranteeResponse{Guarantee: &writv1.Guarantee{Held: true}}, nil
 }

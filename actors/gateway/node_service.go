@@ -20,6 +20,7 @@ type Control interface {
 	Report(ctx context.Context, req *nodev1.ReportRequest) (*nodev1.ReportResponse, error)
 	TransferLeadership(ctx context.Context, req *nodev1.TransferLeadershipRequest) (*nodev1.TransferLeadershipResponse, error)
 	LookupLanes(ctx context.Context, req *nodev1.LookupLanesRequest) (*nodev1.LookupLanesResponse, error)
+	ExchangeCrashes(ctx context.Context, req *nodev1.ExchangeCrashesRequest) (*nodev1.ExchangeCrashesResponse, error)
 	Guarantee(ctx context.Context, req *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error)
 }
 
@@ -138,6 +139,15 @@ func (s *NodeService) LookupLanes(ctx context.Context, req *nodev1.LookupLanesRe
 	return resp, s.status(err)
 }
 
+// ExchangeCrashes takes what has ended another node's processes.
+func (s *NodeService) ExchangeCrashes(ctx context.Context, req *nodev1.ExchangeCrashesRequest) (*nodev1.ExchangeCrashesResponse, error) {
+	if err := s.checkCluster(req.GetClusterId()); err != nil {
+		return nil, s.status(err)
+	}
+	resp, err := s.cfg.Control.ExchangeCrashes(ctx, req)
+	return resp, s.status(err)
+}
+
 // Guarantee tells this node's own view of the guarantee.
 func (s *NodeService) Guarantee(ctx context.Context, req *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error) {
 	if err := s.checkCluster(req.GetClusterId()); err != nil {
@@ -172,13 +182,13 @@ func (s *NodeService) checkCluster(id string) error {
 		return notFormed()
 	}
 	if id != own {
-		return entity.Errorf(entity.NotExecuted, "the caller's cluster %q is not this node's cluster", short(id, 64)).With("cluster", own)
+		return entity.Errorf(entity.NotExecuted, "the caller's cluster %q is not this node's cluster", short(id, 64))
 	}
 	return nil
 }
 
 func notFormed() *entity.Error {
-	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet")
+	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet: node health says for whom it waits")
 }
 
 func (s *NodeService) status(err error) error {

@@ -52,6 +52,12 @@ func (p *Peers) LookupLanes(ctx context.Context, node string, req *nodev1.Lookup
 	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.LookupLanes)
 }
 
+// ExchangeCrashes tells a node what has ended the caller's processes, and asks it
+// for the same.
+func (p *Peers) ExchangeCrashes(ctx context.Context, node string, req *nodev1.ExchangeCrashesRequest) (*nodev1.ExchangeCrashesResponse, error) {
+	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.ExchangeCrashes)
+}
+
 // Guarantee asks a node for its view of the guarantee.
 func (p *Peers) Guarantee(ctx context.Context, node string, req *nodev1.GuaranteeRequest) (*nodev1.GuaranteeResponse, error) {
 	return invoke(ctx, p.pool, node, commands, req, nodev1.NodeServiceClient.Guarantee)

@@ -52,7 +52,9 @@ type PoolConfig struct {
 	Addresses Addresses
 	// Credentials of the connections; nil: plain text.
 	Credentials credentials.TransportCredentials
-	Limits      Limits
+	// Secret is shown with every call; nil: none.
+	Secret *NodeSecret
+	Limits Limits
 }
 
 // Pool keeps two connections to each node that was called: one for commands and
@@ -92,31 +94,31 @@ func NewPool(cfg PoolConfig) (*Pool, error) {
 	if creds == nil {
 		creds = insecure.NewCredentials()
 	}
-	return &Pool{
-		addresses: cfg.Addresses,
-		links:     make(map[linkKey]*link),
-		options: []grpc.DialOption{
-			grpc.WithTransportCredentials(creds),
-			grpc.WithNoProxy(),
-			grpc.WithDisableRetry(), // the router decides what is safe to repeat
-			grpc.WithDisableServiceConfig(),
-			grpc.WithStatsHandler(sentRecorder{}),
-			grpc.WithMaxHeaderListSize(headerBytes),
-			grpc.WithDefaultCallOptions(
-				grpc.MaxCallRecvMsgSize(cfg.Limits.Message),
-				grpc.MaxCallSendMsgSize(cfg.Limits.Message),
-			),
-			grpc.WithKeepaliveParams(keepalive.ClientParameters{
-				Time: pingEvery, Timeout: pingTimeout, PermitWithoutStream: true,
-			}),
-			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff: backoff.Config{
-					BaseDelay: redialMin, Multiplier: redialFactor, Jitter: redialJitter, MaxDelay: redialMax,
-				},
-				MinConnectTimeout: dialTimeout,
-			}),
-		},
-	}, nil
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithNoProxy(),
+		grpc.WithDisableRetry(), // the router decides what is safe to repeat
+		grpc.WithDisableServiceConfig(),
+		grpc.WithStatsHandler(sentRecorder{}),
+		grpc.WithMaxHeaderListSize(headerBytes),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(cfg.Limits.Message),
+			grpc.MaxCallSendMsgSize(cfg.Limits.Message),
+		),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: pingEvery, Timeout: pingTimeout, PermitWithoutStream: true,
+		}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{
+				BaseDelay: redialMin, Multiplier: redialFactor, Jitter: redialJitter, MaxDelay: redialMax,
+			},
+			MinConnectTimeout: dialTimeout,
+		}),
+	}
+	if cfg.Secret != nil {
+		options = append(options, grpc.WithPerRPCCredentials(cfg.Secret))
+	}
+	return &Pool{addresses: cfg.Addresses, links: make(map[linkKey]*link), options: options}, nil
 }
 
 // Close ends all connections. Calls in progress fail with OUTCOME_UNKNOWN.

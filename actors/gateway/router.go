@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -287,7 +288,9 @@ func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target,
 	}
 }
 
-// hint adds to a NOT_EXECUTED whom the table holds for the leader.
+// hint adds to a NOT_EXECUTED whom the table holds for the leader. Without one, its
+// text says so: what the last node of several has said, a refused connection for
+// example, would send people the wrong way.
 func (r *Router) hint(shard uint32, err error) error {
 	e, ok := errors.AsType[*entity.Error](err)
 	if !ok {
@@ -295,8 +298,13 @@ func (r *Router) hint(shard uint32, err error) error {
 	}
 	own := &entity.Error{Reason: e.Reason, Message: e.Message, RetryAfter: e.RetryAfter, Details: maps.Clone(e.Details)}
 	own.With("shard", strconv.FormatUint(uint64(shard), 10))
-	if node, term := r.cfg.Table.Leader(shard); node != "" && own.Details[leaderDetail] == "" {
+	node, term := r.cfg.Table.Leader(shard)
+	switch {
+	case own.Details[leaderDetail] != "":
+	case node != "":
 		own.With(leaderDetail, node).With(termDetail, strconv.FormatUint(term, 10))
+	default:
+		own.Message = fmt.Sprintf("shard %d has no leader just now: see \"node cluster status\"", shard)
 	}
 	return own
 }

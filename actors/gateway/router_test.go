@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -230,6 +231,9 @@ func TestNoLeader(t *testing.T) {
 			code, reason, _, retry := info(err)
 			if code != codes.Unavailable || reason != "NOT_EXECUTED" || retry == 0 {
 				t.Errorf("got %v", err)
+			}
+			if name != "not formed" && !strings.Contains(err.Error(), "has no leader just now") {
+				t.Errorf("%v does not say that there is no leader", err)
 			}
 			_, err = c.client("n1").Read(ctx(t), &writv1.ReadRequest{Entity: deposit("").GetEntity(), Consistency: writv1.Consistency_STALE})
 			if code, reason, _, _ := info(err); code != codes.Unavailable || reason != "NOT_EXECUTED" {

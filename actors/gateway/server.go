@@ -31,12 +31,14 @@ const (
 	clientPingTimeout = 10 * time.Second
 )
 
-// ServerConfig holds what a [Server] needs. All fields but TLS must be set.
+// ServerConfig holds what a [Server] needs. All fields but Secret and TLS must be set.
 type ServerConfig struct {
 	Entity *EntityService
 	Node   *NodeService
 	// Credentials guard the operators' service: its callers must be admins.
 	Credentials *Credentials
+	// Secret guards the service between nodes; nil: every caller counts as a node.
+	Secret *NodeSecret
 	// TLS of the port; nil: plain text.
 	TLS    credentials.TransportCredentials
 	Limits Limits
@@ -77,7 +79,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 }
 
 func options(cfg ServerConfig) []grpc.ServerOption {
-	guard := guard{credentials: cfg.Credentials, log: cfg.Logger}
+	guard := guard{credentials: cfg.Credentials, secret: cfg.Secret, log: cfg.Logger}
 	opts := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(cfg.Limits.Message),
 		grpc.MaxSendMsgSize(cfg.Limits.Message),
@@ -136,10 +138,11 @@ func (s *Server) Shutdown(ctx context.Context) {
 	}
 }
 
-// guard stands before every handler: it admits operators to their service and
-// answers for handlers that panic.
+// guard stands before every handler: it admits operators and nodes to their
+// services and answers for handlers that panic.
 type guard struct {
 	credentials *Credentials
+	secret      *NodeSecret
 	log         *slog.Logger
 }
 
@@ -168,8 +171,12 @@ func (g guard) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 }
 
 func (g guard) allow(ctx context.Context, method string) error {
-	if strings.HasPrefix(method, "/"+nodev1.AdminService_ServiceDesc.ServiceName+"/") {
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	switch service {
+	case nodev1.AdminService_ServiceDesc.ServiceName:
 		return g.credentials.Admin(ctx)
+	case nodev1.NodeService_ServiceDesc.ServiceName:
+		return g.secret.check(ctx)
 	}
 	return nil
 }

@@ -1,78 +1,10 @@
+// Command node is Writ with the example's kinds, account and statement. A program
+// with other kinds is one line like this one's.
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"os/signal"
-	"syscall"
-
-	"github.com/alecthomas/kong"
+	"writ/actors/account"
+	"writ/cmd/node/cli"
 )
 
-// commands is the command line; each subcommand has a file of its own.
-type commands struct {
-	Dev     devCommand     `cmd:"" help:"Run a whole cluster in this process, on loopback."`
-	Serve   serveCommand   `cmd:"" help:"Run one node."`
-	Submit  submitCommand  `cmd:"" help:"Send one command, or a file of commands."`
-	Read    readCommand    `cmd:"" help:"Read an entity's state."`
-	Outcome outcomeCommand `cmd:"" help:"Ask what became of an idempotency key."`
-	Cancel  cancelCommand  `cmd:"" help:"Make sure that a key that has not executed never will."`
-	Audit   auditCommand   `cmd:"" help:"Recount keys, effects and events in all stores; exit 1 unless they agree."`
-	Bench   benchCommand   `cmd:"" help:"Measure answers and deliveries; the figures count only if the audit passes."`
-	Cluster clusterCommand `cmd:"" help:"Show and change nodes and shards."`
-	Lanes   lanesCommand   `cmd:"" help:"List, show, replay, skip, pause and resume lanes of events."`
-	Outbox  outboxCommand  `cmd:"" help:"List events that are not confirmed yet."`
-
-	Contract contractCommand `cmd:"" help:"Show what the cluster promises and whether it holds, or change its values."`
-	Explain  explainCommand  `cmd:"" help:"Tell in words what became of a key, an event or an entity, and what it waits for."`
-
-	Health  healthCommand  `cmd:"" help:"Exit 0 if a node is ready, else say why not."`
-	Version versionCommand `cmd:"" help:"Print the version."`
-}
-
-// streams are where a subcommand writes: results to out, progress and logs to err.
-type streams struct {
-	out, err io.Writer
-}
-
-// errSilent ends the process with status 1 when everything is said already.
-var errSilent = errors.New("")
-
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], streams{out: os.Stdout, err: os.Stderr})
-	stop()
-	switch {
-	case err == nil:
-	case errors.Is(err, errSilent):
-		os.Exit(1)
-	default:
-		fmt.Fprintln(os.Stderr, "node:", err)
-		os.Exit(1)
-	}
-}
-
-// run parses the arguments and runs one subcommand. Arguments that do not parse
-// end the process with status 2, as usual.
-func run(ctx context.Context, args []string, std streams) error {
-	var root commands
-	parser, err := kong.New(&root,
-		kong.Name("node"),
-		kong.Description("Writ: entities with one writer, commands that take effect once."),
-		kong.Writers(std.out, std.err),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Bind(std),
-	)
-	if err != nil {
-		return fmt.Errorf("command line: %w", err)
-	}
-	parsed, err := parser.Parse(args)
-	if err != nil {
-		parser.FatalIfErrorf(err)
-	}
-	return parsed.Run()
-}
+func main() { cli.Main(account.Kinds()...) }

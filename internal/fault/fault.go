@@ -7,9 +7,10 @@
 // running node, by POST /debug/fault?point=…&action=…&hit=n on the HTTP port.
 //
 // Actions: crash (SIGKILL to itself), stop (SIGSTOP to itself), error (the
-// operation fails), drop (the same; a message is lost), delay (100 ms). hit=n
-// lets n-1 hits pass; an armed point acts once, delay and drop until disarmed by
-// the action none. Whenever a point acts it says so on standard error. Some points
+// operation fails), drop (the same; a message is lost), delay (100 ms), hold (it
+// hangs until the point is disarmed, as on a frozen disk). hit=n lets n-1 hits
+// pass; an armed point acts once, hold, delay and drop until disarmed by the
+// action none. Whenever a point acts it says so on standard error. Some points
 // stand behind what can no longer fail: error and drop do nothing there.
 package fault
 
@@ -22,10 +23,16 @@ type Name string
 const (
 	// BeforePropose: the records of an entry are decided, nothing is logged.
 	BeforePropose Name = "before-propose"
+	// BeforeAppend: something is about to be written to this node's log, of any
+	// shard or of the meta group.
+	BeforeAppend Name = "before-append"
 	// AfterAppend: an entry is synced in this node's log, and not committed yet.
 	AfterAppend Name = "after-append"
-	// AfterCommit: an entry is committed and applied, nobody was answered.
+	// AfterCommit: an entry is committed and applied, nobody was answered. With error
+	// the answers are OUTCOME_UNKNOWN.
 	AfterCommit Name = "after-commit"
+	// BeforeFlush: what was applied is about to be written to the shard file.
+	BeforeFlush Name = "before-flush"
 	// AfterFlush: the shard file has taken in what was applied.
 	AfterFlush Name = "after-flush"
 	// BeforeSend: a relay has read rows and not sent them.
@@ -53,7 +60,7 @@ const (
 // All are all points.
 func All() []Name {
 	return []Name{
-		BeforePropose, AfterAppend, AfterCommit, AfterFlush, BeforeSend, AfterSend, ConsumerBeforeCommit,
+		BeforePropose, BeforeAppend, AfterAppend, AfterCommit, BeforeFlush, AfterFlush, BeforeSend, AfterSend, ConsumerBeforeCommit,
 		ConsumerAfterCommit, Snapshot, Restore, Restored, Expiry, Move, LeaseLoss,
 	}
 }
@@ -69,10 +76,11 @@ const (
 	Error Action = "error"
 	Drop  Action = "drop"
 	Delay Action = "delay"
+	Hold  Action = "hold"
 )
 
 // Actions are all actions that do harm.
-func Actions() []Action { return []Action{Crash, Stop, Error, Drop, Delay} }
+func Actions() []Action { return []Action{Crash, Stop, Error, Drop, Delay, Hold} }
 
 // ErrInjected is the failure of a point that is armed with error or drop.
 var ErrInjected = errors.New("injected fault")

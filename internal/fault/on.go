@@ -21,7 +21,8 @@ const delay = 100 * time.Millisecond
 
 type armed struct {
 	action Action
-	hit    int // hits to come, the last of which acts
+	hit    int           // hits to come, the last of which acts
+	over   chan struct{} // closed when the point is disarmed or armed anew
 }
 
 // board is what is armed in this process.
@@ -53,34 +54,36 @@ func (b *board) arm(name Name, action Action, hit int) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if action == None {
+	if old := b.armed[name]; old != nil {
+		close(old.over)
 		delete(b.armed, name)
-	} else {
-		b.armed[name] = &armed{action, hit}
+	}
+	if action != None {
+		b.armed[name] = &armed{action, hit, make(chan struct{})}
 	}
 	return nil
 }
 
-// take says what a hit of a point does.
-func (b *board) take(name Name) Action {
+// take says what a hit of a point does, and until when.
+func (b *board) take(name Name) (Action, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a := b.armed[name]
 	if a == nil {
-		return None
+		return None, nil
 	}
 	if a.hit--; a.hit > 0 {
-		return None
+		return None, nil
 	}
-	if a.action != Drop && a.action != Delay {
+	if a.action != Drop && a.action != Delay && a.action != Hold {
 		delete(b.armed, name)
 	}
-	return a.action
+	return a.action, a.over
 }
 
 // Point acts if it is armed.
 func Point(name Name) error {
-	action := current().take(name)
+	action, over := current().take(name)
 	if action != None {
 		_, _ = fmt.Fprintf(os.Stderr, "fault point %s: %s\n", name, action)
 	}
@@ -94,6 +97,8 @@ func Point(name Name) error {
 		return fmt.Errorf("%w at %s", ErrInjected, name)
 	case Delay:
 		<-time.After(delay)
+	case Hold:
+		<-over
 	case None:
 	}
 	return nil

@@ -42,15 +42,19 @@ const (
 	InFlightKey Safeguard = "key in flight"
 	// The first batch of a new epoch is not overtaken.
 	EpochAlone Safeguard = "first batch of an epoch"
+	// Entries are written in the active format.
+	ActiveFormat Safeguard = "active format"
 	// A refused event is counted through the log.
 	Attempt Safeguard = "attempts in the log"
+	// A skip is marked at the destination before its row loses the event.
+	SkipThere Safeguard = "skip at the destination"
 )
 
 // All are all safeguards.
 func All() []Safeguard {
 	return []Safeguard{
 		Term, Version, Lane, Applied, Key, SendBeforeMark, OutputGate, TermStart, ReadBarrier, IndexWithContent,
-		DropAtRestore, MonotonicTime, Sync, LogFloor, InFlightKey, EpochAlone, Attempt,
+		DropAtRestore, MonotonicTime, Sync, LogFloor, InFlightKey, EpochAlone, ActiveFormat, Attempt,
 	}
 }
 

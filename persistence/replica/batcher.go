@@ -11,6 +11,8 @@ import (
 
 	"writ/actors/entity"
 	"writ/internal/fault"
+	"writ/internal/format"
+	"writ/internal/mutant"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -29,9 +31,6 @@ const (
 	// in flight before it calls them unknown. They may never come.
 	answerGrace = 100 * time.Millisecond
 )
-
-// entryVersion is the format number of recordv1.Entry.
-const entryVersion = 1
 
 // item is one Propose or Barrier. Without bytes it is a barrier.
 type item struct {
@@ -229,7 +228,11 @@ func (b *batcher) take() *batch {
 // encode makes the Entry of a batch: its records, then one checkpoint if there are
 // barriers.
 func (b *batcher) encode(next *batch) []byte {
-	out := entryHeader(make([]byte, 0, next.bytes+8*next.records+64), b.lease.LogTime())
+	active := b.lease.format()
+	if mutant.Off(mutant.ActiveFormat) {
+		active = format.Max + 1
+	}
+	out := entryHeader(make([]byte, 0, next.bytes+8*next.records+64), active, b.lease.LogTime())
 	barrier := false
 	for _, it := range next.items {
 		switch {
@@ -241,20 +244,31 @@ func (b *batcher) encode(next *batch) []byte {
 			out = protowire.AppendBytes(out, it.record)
 		}
 	}
+	if format.Max >= format.Note && active >= format.Note {
+		// Behind the items' records and before the checkpoint: deliver counts so.
+		out = b.append(out, &recordv1.Record{Body: &recordv1.Record_Note{Note: &recordv1.Note{}}})
+	}
 	if barrier {
-		rec := &recordv1.Record{Epoch: b.lease.epoch, Term: b.lease.term, Body: &recordv1.Record_Checkpoint{Checkpoint: &recordv1.Checkpoint{}}}
-		encoded, _ := proto.Marshal(rec)
-		out = protowire.AppendTag(out, 3, protowire.BytesType)
-		out = protowire.AppendBytes(out, encoded)
+		out = b.append(out, &recordv1.Record{Body: &recordv1.Record_Checkpoint{Checkpoint: &recordv1.Checkpoint{}}})
 	}
 	return out
+}
+
+// append adds a record of the lease's own to an entry.
+func (b *batcher) append(out []byte, rec *recordv1.Record) []byte {
+	rec.Epoch, rec.Term = b.lease.epoch, b.lease.term
+	encoded, _ := proto.Marshal(rec) // it has no text that could be invalid
+	out = protowire.AppendTag(out, 3, protowire.BytesType)
+	return protowire.AppendBytes(out, encoded)
 }
 
 // settle answers batch after batch, then what is left in the queue.
 func (b *batcher) settle() {
 	for next := range b.proposed {
 		results := b.wait(next)
-		_ = fault.Point(fault.AfterCommit)
+		if err := fault.Point(fault.AfterCommit); err != nil {
+			next.err = entity.Errorf(entity.OutcomeUnknown, "the verdict is lost: %v", err)
+		}
 		<-b.slots
 		b.deliver(next, results)
 	}
@@ -377,14 +391,14 @@ func (b *batcher) ended() error {
 }
 
 // entryHeader begins an Entry: format and log time.
-func entryHeader(out []byte, logTime int64) []byte {
+func entryHeader(out []byte, active uint32, logTime int64) []byte {
 	out = protowire.AppendTag(out, 1, protowire.VarintType)
-	out = protowire.AppendVarint(out, entryVersion)
+	out = protowire.AppendVarint(out, uint64(active))
 	out = protowire.AppendTag(out, 2, protowire.VarintType)
 	return protowire.AppendVarint(out, uint64(logTime))
 }
 
 // encodeEntry makes an entry of one record.
-func encodeEntry(logTime int64, rec *recordv1.Record) ([]byte, error) {
-	return proto.Marshal(&recordv1.Entry{Format: entryVersion, LogTime: logTime, Records: []*recordv1.Record{rec}})
+func encodeEntry(active uint32, logTime int64, rec *recordv1.Record) ([]byte, error) {
+	return proto.Marshal(&recordv1.Entry{Format: active, LogTime: logTime, Records: []*recordv1.Record{rec}})
 }

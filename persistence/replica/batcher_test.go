@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/format"
 	recordv1 "writ/proto/writ/record/v1"
 )
 
@@ -42,6 +44,7 @@ type bench struct {
 	lease    *Lease
 	proposed chan *future
 
+	active  atomic.Uint32
 	mu      sync.Mutex
 	answers []string
 }
@@ -49,7 +52,8 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{proposed: make(chan *future, 16)}
-	b.lease = newLease(3, 2, 7, 1000, func(encoded []byte) raft.ApplyFuture {
+	b.active.Store(format.Base)
+	b.lease = newLease(3, 2, 7, 1000, b.active.Load, func(encoded []byte) raft.ApplyFuture {
 		f := &future{entry: &recordv1.Entry{}, done: make(chan struct{})}
 		if err := proto.Unmarshal(encoded, f.entry); err != nil {
 			t.Error(err)
@@ -290,7 +294,7 @@ func TestBatchesAreBounded(t *testing.T) {
 }
 
 func BenchmarkBatcher(b *testing.B) {
-	l := newLease(1, 1, 1, 0, func(encoded []byte) raft.ApplyFuture {
+	l := newLease(1, 1, 1, 0, func() uint32 { return format.Base }, func(encoded []byte) raft.ApplyFuture {
 		f := &future{entry: &recordv1.Entry{}, done: make(chan struct{})}
 		_ = proto.Unmarshal(encoded, f.entry)
 		f.succeed()

@@ -6,12 +6,14 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"writ/internal/format"
 )
 
 // TestLogTimeIsMonotonic covers that a lease measures its time by the monotonic
 // clock, so that steps of the wall clock move no key's expiry.
 func TestLogTimeIsMonotonic(t *testing.T) {
-	l := newLease(0, 1, 2, int64(time.Hour), func([]byte) raft.ApplyFuture { return nil })
+	l := newLease(0, 1, 2, int64(time.Hour), func() uint32 { return format.Base }, func([]byte) raft.ApplyFuture { return nil })
 	defer l.batcher.close()
 	defer l.end(context.Canceled)
 	//nolint:staticcheck // Round(0) takes the monotonic reading away: without one the two would be the same

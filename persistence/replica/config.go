@@ -72,6 +72,9 @@ func (c Config) withDefaults() Config {
 	if c.Store.GenerationWidth == 0 {
 		c.Store.GenerationWidth = 10 * time.Minute
 	}
+	if c.Store.Flushing == nil {
+		c.Store.Flushing = func() func() { return func() {} }
+	}
 	if c.Store.Flushes == 0 {
 		c.Store.Flushes = 2
 	}

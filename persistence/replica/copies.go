@@ -140,7 +140,7 @@ func (c *copies) release(copied *fileCopy) {
 		delete(c.older, copied)
 		c.remove(copied)
 	}
-	if len(c.older) == 0 && c.latest.readers == 0 {
+	if len(c.older) == 0 && (c.latest == nil || c.latest.readers == 0) {
 		c.replica.log.pin(copied.meta.Index, time.Now().Add(pinAfter))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -174,6 +175,19 @@ func TestOverflowFailsTheReplica(t *testing.T) {
 	if s := c.host("a").Replica(0).Status(); s.State != Failed {
 		t.Errorf("the replica stands as %s", s.State)
 	}
+
+	// Opened anew, in the same process, it has what was acknowledged.
+	if err := c.host("a").Reopen(shardConfig(0, 1, nil)); err != nil {
+		t.Fatal(err)
+	}
+	again := c.host("a").Replica(0)
+	if s := again.Status(); s.State != Serving {
+		t.Fatalf("opened anew it stands as %s: %s", s.State, s.Reason)
+	}
+	c.wantEverywhere(0, "e0", string(make([]byte, 100<<10)))
+	if err := c.host("a").Reopen(shardConfig(0, 1, nil)); err != nil || c.host("a").Replica(0) != again {
+		t.Errorf("a serving replica was opened anew: %v", err)
+	}
 }
 
 // startBreakable starts three nodes, each with a disk of its own under its log.
@@ -312,4 +326,59 @@ func copyFile(from, to string) error {
 		return err
 	}
 	return os.WriteFile(to, content, 0o600)
+}
+
+// A flush that hangs takes the leadership from its node, of that shard only and by
+// name; a follower whose flush hangs goes on acknowledging. When the disk answers
+// the replica is as good as before.
+func TestHangingFlushMovesLeadershipAndComesBack(t *testing.T) {
+	for _, role := range []string{"leader", "follower"} {
+		t.Run(role, func(t *testing.T) {
+			hang := map[string]*atomic.Pointer[chan struct{}]{}
+			c := newCluster(t, 3, func(config *Config) {
+				config.Timing.Stall, config.Timing.FlushStall = 600*time.Millisecond, 600*time.Millisecond
+				config.Store.FlushInterval = 10 * time.Millisecond
+				at := &atomic.Pointer[chan struct{}]{}
+				hang[config.Node] = at
+				config.Store.Flushing = func() func() {
+					if frozen := at.Load(); frozen != nil {
+						<-*frozen
+					}
+					return func() {}
+				}
+			})
+			c.startAll(1)
+			c.write(0, "e", 0, "x")
+			c.wantEverywhere(0, "e", "x")
+			node, l := c.lease(0, 0)
+			for _, other := range c.nodes {
+				if role == "follower" && other != node {
+					node = other
+					break
+				}
+			}
+			frozen := make(chan struct{})
+			hang[node].Store(&frozen)
+			c.write(0, "f", 0, "y") // something to flush
+			r := c.host(node).Replica(0)
+			eventually(t, "the suspension", func() bool {
+				st := r.Status()
+				ok, why := r.Ready()
+				return st.State == Suspended && strings.Contains(st.Reason, "flush") && !ok && strings.Contains(why, "flush")
+			})
+			if role == "leader" {
+				if now, _ := c.lease(0, l.Term()+1); now == node {
+					t.Errorf("%s leads though its flush hangs", now)
+				}
+			} else if l.Context().Err() != nil || r.suspended.Load() {
+				t.Errorf("a follower's flush has cost the lease (%v), or the follower (%v)", l.Context().Err(), r.suspended.Load())
+			}
+			c.write(0, "f", 1, "z")
+			hang[node].Store(nil)
+			close(frozen)
+			eventually(t, "the return", func() bool { ok, _ := r.Ready(); return ok && r.Status().State == Serving })
+			c.wantEverywhere(0, "f", "z")
+			c.wantEqualHashes(0, "thawed")
+		})
+	}
 }

@@ -32,15 +32,19 @@ type group struct {
 	broken  chan string   // servers whose last incoming connection has ended
 
 	suspended atomic.Bool
-	onSuspend func() // ends the lease; may be nil
-	members   atomic.Pointer[members]
-	failOnce  sync.Once
-	failed    chan struct{} // closed by fail
-	failure   atomic.Pointer[error]
-	shutdown  func() raft.Future // the first call shuts raft down
-	ctx       context.Context    //nolint:containedctx // the group's life: ends when it stops or fails
-	cancel    context.CancelFunc
-	goroutine sync.WaitGroup
+	hanging   atomic.Pointer[string] // what hangs, as the watchdog saw it last
+	// What the watchdog needs of the owner.
+	onSuspend   func() // ends the lease; may be nil
+	leads       func() bool
+	flushingFor func() (writing, waiting time.Duration)
+	members     atomic.Pointer[members]
+	failOnce    sync.Once
+	failed      chan struct{} // closed by fail
+	failure     atomic.Pointer[error]
+	shutdown    func() raft.Future // the first call shuts raft down
+	ctx         context.Context    //nolint:containedctx // the group's life: ends when it stops or fails
+	cancel      context.CancelFunc
+	goroutine   sync.WaitGroup
 }
 
 // members is a committed configuration and its index.
@@ -52,11 +56,13 @@ type members struct {
 func newGroup(self Server, key groupKey, timing Timing, logger *slog.Logger) *group {
 	g := &group{
 		self: self, key: key, timing: timing, logger: logger,
-		ready:   make(chan struct{}),
-		notify:  make(chan bool),
-		changed: make(chan struct{}, 1),
-		broken:  make(chan string, 16),
-		failed:  make(chan struct{}),
+		ready:       make(chan struct{}),
+		notify:      make(chan bool),
+		changed:     make(chan struct{}, 1),
+		broken:      make(chan string, 16),
+		leads:       func() bool { return false },
+		flushingFor: func() (writing, waiting time.Duration) { return 0, 0 },
+		failed:      make(chan struct{}),
 	}
 	g.members.Store(&members{})
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -156,7 +162,8 @@ func (g *group) awaitFailure() {
 }
 
 // stop ends the group and waits for its goroutines. After a failure it waits for
-// a bounded time only. The owner's drain of notify must still be running.
+// a bounded time only. Raft does not wait for notify once it is shut down, so the
+// owner's drain may have ended.
 func (g *group) stop() error {
 	g.cancel()
 	if g.trans == nil {

@@ -47,7 +47,7 @@ type groupLog struct {
 	// given time.
 	pinned      uint64
 	pinnedUntil time.Time
-	// appending is the time when the append in progress began (on the node log's
+	// appending is the time when the write in progress began (on the node log's
 	// clock), 0 for none: the watchdog looks at it.
 	appending atomic.Int64
 }
@@ -169,14 +169,22 @@ func (l *groupLog) StoreLogs(entries []*raft.Log) error {
 			l.die(fmt.Errorf("append: %w", err))
 		}
 	}
-	l.appending.Store(int64(time.Since(l.node.born)))
-	l.node.commit(b)
-	l.appending.Store(0)
+	l.commit(b)
 	l.appended(entries, total)
 	if l.key.shard != metaShard && entries[0].Type == raft.LogCommand {
 		_ = fault.Point(fault.AfterAppend)
 	}
 	return nil
+}
+
+// commit writes entries or stable values durably, under the watchdog's eye. Of two
+// at once it sees the first.
+func (l *groupLog) commit(b *pebble.Batch) {
+	if l.appending.CompareAndSwap(0, int64(time.Since(l.node.born))) {
+		defer l.appending.Store(0)
+	}
+	_ = fault.Point(fault.BeforeAppend)
+	l.node.commit(b)
 }
 
 func (l *groupLog) appended(entries []*raft.Log, bytes int) {
@@ -234,7 +242,7 @@ func (l *groupLog) trim(keep int64) {
 	}
 }
 
-// appendingFor is how long the append in progress has taken so far.
+// appendingFor is how long the write in progress has taken so far.
 func (l *groupLog) appendingFor() time.Duration {
 	began := l.appending.Load()
 	if began == 0 {

@@ -7,20 +7,25 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"writ/internal/format"
 )
 
 // Every connection opens with one frame from the dialer, answered by one from the
 // acceptor. This is a wire format:
 //
-//	hello:  magic u32, version u16, length u16, then cluster, from, to (each
+//	hello:  magic u32, format u16, length u16, then cluster, from, to (each
 //	        uvarint length + bytes), shard u32, epoch u64
-//	answer: magic u32, version u16, length u16, then a text: empty = welcome,
+//	answer: magic u32, format u16, length u16, then a text: empty = welcome,
 //	        else why not
+//
+// The format of a hello is the active one as the dialer knows it: it holds for how
+// messages are framed until the connection ends. An answer is of the first format,
+// so that every program can read why it is refused.
 const (
-	wireMagic   = 0x57524946
-	wireVersion = 1
-	frameHead   = 8
-	frameMax    = 2048
+	wireMagic = 0x57524946
+	frameHead = 8
+	frameMax  = 2048
 )
 
 // hello says who wants to speak to whom.
@@ -29,6 +34,7 @@ type hello struct {
 	from, to string // server ids
 	shard    uint32
 	epoch    uint64
+	format   uint32 // stands in the frame's head
 }
 
 // refusal is the acceptor's answer when it does not take the connection.
@@ -63,12 +69,12 @@ func parseHello(b []byte) (h hello, err error) {
 	return h, nil
 }
 
-func writeFrame(w io.Writer, body []byte) error {
+func writeFrame(w io.Writer, written uint32, body []byte) error {
 	if len(body) > frameMax {
 		body = body[:frameMax]
 	}
 	b := binary.BigEndian.AppendUint32(make([]byte, 0, frameHead+len(body)), wireMagic)
-	b = binary.BigEndian.AppendUint16(b, wireVersion)
+	b = binary.BigEndian.AppendUint16(b, uint16(written))
 	b = binary.BigEndian.AppendUint16(b, uint16(len(body)))
 	_, err := w.Write(append(b, body...))
 	return err
@@ -83,8 +89,12 @@ func readFrame(r io.Reader) ([]byte, error) {
 	if magic := binary.BigEndian.Uint32(head[:]); magic != wireMagic {
 		return nil, fmt.Errorf("read handshake: %#x is not this protocol", magic)
 	}
-	if version := binary.BigEndian.Uint16(head[4:]); version != wireVersion {
-		return nil, fmt.Errorf("read handshake: wire version %d, this node speaks %d", version, wireVersion)
+	written := uint32(binary.BigEndian.Uint16(head[4:]))
+	if written < format.Base {
+		return nil, fmt.Errorf("read handshake: format %d is not known", written)
+	}
+	if err := format.Check("the connection", written); err != nil {
+		return nil, fmt.Errorf("read handshake: %w", err)
 	}
 	length := int(binary.BigEndian.Uint16(head[6:]))
 	if length > frameMax {
@@ -102,7 +112,7 @@ func greet(conn net.Conn, h hello, deadline time.Time) error {
 	if err := conn.SetDeadline(deadline); err != nil {
 		return err
 	}
-	if err := writeFrame(conn, h.marshal()); err != nil {
+	if err := writeFrame(conn, h.format, h.marshal()); err != nil {
 		return fmt.Errorf("write handshake: %w", err)
 	}
 	answer, err := readFrame(conn)
@@ -120,11 +130,15 @@ func receive(conn net.Conn, check func(hello) error, deadline time.Time) (hello,
 	if err := conn.SetDeadline(deadline); err != nil {
 		return hello{}, err
 	}
+	var h hello
 	body, err := readFrame(conn)
-	if err != nil {
-		return hello{}, err
+	var newer *format.NewerError
+	if err != nil && !errors.As(err, &newer) {
+		return hello{}, err // whoever sent this would not understand an answer
 	}
-	h, err := parseHello(body)
+	if err == nil {
+		h, err = parseHello(body)
+	}
 	if err == nil {
 		err = check(h)
 	}
@@ -132,7 +146,7 @@ func receive(conn net.Conn, check func(hello) error, deadline time.Time) (hello,
 	if err != nil {
 		answer = err.Error()
 	}
-	if writeErr := writeFrame(conn, []byte(answer)); writeErr != nil {
+	if writeErr := writeFrame(conn, format.Base, []byte(answer)); writeErr != nil {
 		return h, errors.Join(err, fmt.Errorf("answer handshake: %w", writeErr))
 	}
 	if err != nil {

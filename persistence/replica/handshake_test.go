@@ -7,13 +7,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"writ/internal/format"
 )
 
 func TestHandshake(t *testing.T) {
 	c := newCluster(t, 1, nil)
 	c.startAll(1)
 	c.lease(0, 0)
-	good := hello{cluster: "cluster-1", from: c.server("b", 1).String(), to: c.server("a", 1).String(), shard: 0, epoch: 1}
+	good := hello{cluster: "cluster-1", from: c.server("b", 1).String(), to: c.server("a", 1).String(), shard: 0, epoch: 1, format: format.Base}
 	for _, test := range []struct {
 		name   string
 		change func(*hello)
@@ -26,6 +28,7 @@ func TestHandshake(t *testing.T) {
 		{"another incarnation", func(h *hello) { h.to = "a#other#1" }, "is a#disk-a#1"},
 		{"a shard that is not here", func(h *hello) { h.shard = 9 }, "serves no replica of shard 9"},
 		{"another epoch", func(h *hello) { h.epoch = 2 }, "is at epoch 1"},
+		{"a newer format", func(h *hello) { h.format = format.Max + 1 }, "start a newer version"},
 		{"a sender without a name", func(h *hello) { h.from = "b" }, "sender"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -55,9 +58,10 @@ func TestHandshakeRefusesOtherProtocols(t *testing.T) {
 	}
 	for name, input := range map[string][]byte{
 		"http":        []byte("GET / HTTP/1.1\r\n"),
-		"new version": frame(wireMagic, wireVersion+1, 0),
-		"too long":    frame(wireMagic, wireVersion, frameMax+1),
-		"cut off":     frame(wireMagic, wireVersion, 10),
+		"new version": frame(wireMagic, uint16(format.Max)+1, 0),
+		"version 0":   frame(wireMagic, 0, 0),
+		"too long":    frame(wireMagic, 1, frameMax+1),
+		"cut off":     frame(wireMagic, 1, 10),
 		"empty":       nil,
 	} {
 		if _, err := readFrame(bytes.NewReader(input)); err == nil {

@@ -10,6 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
+
+	"writ/internal/durable"
+
+	"writ/internal/format"
 )
 
 // Folders under Config.Dir, and the pattern of half-received files.
@@ -81,8 +86,8 @@ func (h *Host) prepareDir() error {
 	if err := os.RemoveAll(h.tempDir()); err != nil {
 		return err
 	}
-	for _, dir := range []string{shardsDir, tmpDir} {
-		if err := os.MkdirAll(filepath.Join(h.config.Dir, dir), 0o750); err != nil {
+	for _, dir := range []string{shardsDir, tmpDir, logDir} {
+		if err := durable.MkdirAll(filepath.Join(h.config.Dir, dir), 0o750); err != nil {
 			return err
 		}
 	}
@@ -92,9 +97,10 @@ func (h *Host) prepareDir() error {
 func (h *Host) tempDir() string { return filepath.Join(h.config.Dir, tmpDir) }
 
 // Open opens a replica of a shard, or creates it if it has never existed. A
-// replica whose memory is damaged stands as quarantined, with the reason in its
-// status, and Open returns nil; everything else that prevents opening is an error,
-// and it may be tried again.
+// replica whose memory is damaged stands as quarantined, and one that a newer
+// program has written as failed, with the reason in its status, and Open returns
+// nil; everything else that prevents opening is an error, and it may be tried
+// again.
 func (h *Host) Open(c ShardConfig) error {
 	self := Server{Node: h.config.Node, Incarnation: h.config.Incarnation, Generation: c.Generation}
 	if err := c.validate(self); err != nil {
@@ -108,6 +114,9 @@ func (h *Host) Open(c ShardConfig) error {
 	}
 	r.closing = sync.OnceValue(r.closeNow)
 	r.onSuspend = r.endLease
+	r.leads = func() bool { return r.Lease() != nil }
+	r.flushes.born = time.Now()
+	r.flushingFor = r.flushes.age
 	if err := h.add(r); err != nil {
 		return fmt.Errorf("open shard %d: %w", c.Shard, err)
 	}
@@ -120,6 +129,13 @@ func (h *Host) Open(c ShardConfig) error {
 		err = *failure
 	}
 	err = errors.Join(err, r.close())
+	if newer, ok := errors.AsType[*format.NewerError](err); ok {
+		// Nothing is damaged: the replica waits for the program that can read it.
+		r.failure.Store(&err)
+		r.stand(Failed, newer.Error())
+		logger.Error("replica not opened", slog.Any("error", newer))
+		return nil
+	}
 	if reason, odd := quarantined(err); odd {
 		r.stand(Quarantined, reason)
 		logger.Error("replica quarantined", slog.String("reason", reason))
@@ -127,6 +143,40 @@ func (h *Host) Open(c ShardConfig) error {
 	}
 	h.forget(r)
 	return fmt.Errorf("open shard %d: %w", c.Shard, err)
+}
+
+// Reopenable reports whether a replica has failed and may be well if it is opened
+// anew. A failed shared log takes a new process, and what a newer program has
+// written a newer program.
+func (h *Host) Reopenable(shard uint32) bool {
+	r := h.Replica(shard)
+	if r == nil || h.log == nil || h.log.failure.Load() != nil {
+		return false
+	}
+	state, _ := r.standing()
+	failure := r.failure.Load()
+	return state == Failed && (failure == nil || !isNewer(*failure))
+}
+
+// Reopen opens a failed replica anew from its file and its log, as a new process
+// would.
+func (h *Host) Reopen(c ShardConfig) error {
+	r := h.Replica(c.Shard)
+	if !h.Reopenable(c.Shard) {
+		return nil
+	}
+	// Its error is the failure that is known; it may take for ever on a bad disk.
+	_ = within(closeLimit, r.close)
+	if !r.closed.Load() || !r.ended.Load() {
+		return fmt.Errorf("reopen shard %d: the failed replica has not ended: restart the process", c.Shard)
+	}
+	h.forget(r)
+	return h.Open(c)
+}
+
+func isNewer(err error) bool {
+	_, ok := errors.AsType[*format.NewerError](err)
+	return ok
 }
 
 func (h *Host) add(r *Replica) error {
@@ -148,6 +198,18 @@ func (h *Host) forget(r *Replica) {
 	if h.replicas[r.config.Shard] == r {
 		delete(h.replicas, r.config.Shard)
 	}
+}
+
+// ActiveFormat is what this node may write: the active format of the cluster as far
+// as its replica of the meta group knows, which is never more than the cluster's.
+func (h *Host) ActiveFormat() uint32 {
+	h.mu.Lock()
+	meta := h.meta
+	h.mu.Unlock()
+	if meta == nil {
+		return format.Base
+	}
+	return ActiveFormat(meta.State())
 }
 
 // Replica is the node's replica of a shard, nil if it has none.
@@ -181,6 +243,16 @@ func (h *Host) Drop(shard uint32) error {
 		h.logger.Warn("stop a replica to drop it", slog.Any("shard", shard), slog.Any("error", err))
 	}
 	return wrap(fmt.Sprintf("drop shard %d", shard), h.drop(r.key))
+}
+
+// Unclosed are the shards whose replicas have not been closed.
+func (h *Host) Unclosed() (shards []uint32) {
+	for _, r := range h.Replicas() {
+		if !r.closed.Load() {
+			shards = append(shards, r.config.Shard)
+		}
+	}
+	return shards
 }
 
 // Close ends all leases, stops all groups and flushes all files. It waits until

@@ -33,12 +33,13 @@ type Lease struct {
 	began       time.Time
 	ctx         context.Context //nolint:containedctx // it is the lease: see Context
 	end         context.CancelCauseFunc
+	format      func() uint32 // active format: what entries are written in
 	batcher     *batcher
 }
 
 // newLease begins a lease and the goroutines that carry its proposals.
-func newLease(shard uint32, epoch, term uint64, logTime int64, propose func([]byte) raft.ApplyFuture) *Lease {
-	l := &Lease{shard: shard, epoch: epoch, term: term, logTime: logTime, began: time.Now()}
+func newLease(shard uint32, epoch, term uint64, logTime int64, active func() uint32, propose func([]byte) raft.ApplyFuture) *Lease {
+	l := &Lease{shard: shard, epoch: epoch, term: term, logTime: logTime, format: active, began: time.Now()}
 	l.ctx, l.end = context.WithCancelCause(context.Background())
 	l.batcher = newBatcher(l, propose)
 	return l
@@ -251,7 +252,7 @@ func (r *Replica) startTerm(ctx context.Context) (*Lease, error) {
 	rec := &recordv1.Record{Epoch: r.key.epoch, Body: &recordv1.Record_TermStart{TermStart: &recordv1.TermStart{
 		Node: r.self.Node, HashIndex: hashIndex, Hash: hash,
 	}}}
-	entry, err := encodeEntry(r.store.Meta().GetLogTime(), rec)
+	entry, err := encodeEntry(r.host.ActiveFormat(), r.store.Meta().GetLogTime(), rec)
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +272,7 @@ func (r *Replica) startTerm(ctx context.Context) (*Lease, error) {
 
 // newLease makes the lease of a term that has begun.
 func (r *Replica) newLease(term uint64) *Lease {
-	return newLease(r.key.shard, r.key.epoch, term, r.store.Meta().GetLogTime(), func(entry []byte) raft.ApplyFuture {
+	return newLease(r.key.shard, r.key.epoch, term, r.store.Meta().GetLogTime(), r.host.ActiveFormat, func(entry []byte) raft.ApplyFuture {
 		return r.raft.Apply(entry, r.timing.Enqueue)
 	})
 }

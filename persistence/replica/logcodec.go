@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"writ/internal/format"
 )
 
 // Keys of the shared log store: shard u32, epoch u64, generation u64, class u8,
@@ -88,6 +90,11 @@ func appendEntry(b []byte, l *raft.Log) []byte {
 
 // parseEntry reads a value. The log keeps no reference to it.
 func parseEntry(value []byte, index uint64, l *raft.Log) error {
+	if len(value) > 0 {
+		if err := format.Check("the log entry", uint32(value[0])); err != nil {
+			return err
+		}
+	}
 	if len(value) < entryHead+1 || value[0] != entryFormat {
 		return errEntry
 	}

@@ -14,6 +14,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	"writ/internal/durable"
+
+	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -37,7 +40,7 @@ type Meta struct {
 	fsm     *metaFSM
 	stop    chan struct{}
 	owned   sync.WaitGroup
-	leads   atomic.Bool
+	led     atomic.Bool // by raft's notices
 	catchUp catchUp
 	closing func() error // once
 }
@@ -56,6 +59,7 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 	key := groupKey{shard: metaShard, epoch: metaEpoch, generation: c.Generation}
 	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With(slog.String("shard", "meta"))), stop: make(chan struct{})}
 	m.closing = sync.OnceValue(m.closeNow)
+	m.leads = m.IsLeader
 	m.fsm = newMetaFSM(m)
 	err := aside(func() error { return m.open(h, c) })
 	if err == nil {
@@ -111,7 +115,7 @@ func (m *Meta) openSnapshots(dir string) (raft.SnapshotStore, error) {
 		return nil, oddly("the folder %s is missing, though its log is there", dir)
 	case !exists:
 		m.log.put(stableBorn, []byte{1})
-		if err := os.MkdirAll(dir, 0o750); err != nil {
+		if err := durable.MkdirAll(dir, 0o750); err != nil {
 			return nil, err
 		}
 	}
@@ -152,7 +156,7 @@ func (m *Meta) watch() {
 	for {
 		select {
 		case leads := <-m.notify:
-			m.leads.Store(leads)
+			m.led.Store(leads)
 			m.fsm.poke()
 		case <-m.changed:
 			m.fsm.poke()
@@ -161,6 +165,9 @@ func (m *Meta) watch() {
 		}
 	}
 }
+
+// ActiveFormat is the active format of a state.
+func ActiveFormat(s *nodev1.MetaState) uint32 { return max(s.GetActiveFormat(), format.Base) }
 
 // State is the content as applied here. It must not be changed.
 func (m *Meta) State() *nodev1.MetaState { return m.fsm.state.Load() }
@@ -176,7 +183,7 @@ func (m *Meta) Leader() string {
 }
 
 // IsLeader reports whether this node leads the group. Update finds out for sure.
-func (m *Meta) IsLeader() bool { return m.leads.Load() && m.raft.State() == raft.Leader }
+func (m *Meta) IsLeader() bool { return m.led.Load() && m.raft.State() == raft.Leader }
 
 // Server is this replica's name in the group's configuration.
 func (m *Meta) Server() Server { return m.self }
@@ -186,8 +193,8 @@ func (m *Meta) Members() (voters, learners []Server) {
 	return membersOf(m.group.members.Load().configuration)
 }
 
-// AddLearner takes a replica in without a vote; AddVoter takes it in if need be
-// and gives it its vote; Remove takes it out. They work on the leader only.
+// AddLearner takes a server in without a vote; nil if it is in. It works on the
+// leader only.
 func (m *Meta) AddLearner(ctx context.Context, s Server) error { return m.addLearner(ctx, s) }
 
 // AddVoter gives a server its vote, and takes it in before if it is not in yet.
@@ -209,6 +216,9 @@ func (m *Meta) TransferLeadership(ctx context.Context, to string) error { return
 func (m *Meta) Ready() (ok bool, reason string) {
 	if failure := m.failure.Load(); failure != nil {
 		return false, "failed: " + (*failure).Error()
+	}
+	if why := m.hangs(); why != "" {
+		return false, string(Suspended) + ": " + why
 	}
 	return m.catchUp.ready(m.group, m.fsm.applied.Load())
 }
@@ -242,7 +252,9 @@ func (m *Meta) tryUpdate(ctx context.Context, fn func(*nodev1.MetaState) error) 
 		return true, nil
 	}
 	next.Version = base.GetVersion() + 1
-	command, err := proto.Marshal(&nodev1.MetaCommand{BaseVersion: base.GetVersion(), Next: next})
+	// A command that raises the active format is itself of the one before: whoever
+	// does not read the new one learns from it why it is left out.
+	command, err := proto.Marshal(&nodev1.MetaCommand{BaseVersion: base.GetVersion(), Next: next, Format: ActiveFormat(base)})
 	if err != nil {
 		return false, fmt.Errorf("encode the meta state: %w", err)
 	}

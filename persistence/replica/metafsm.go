@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
+	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -30,8 +31,16 @@ func newMetaFSM(m *Meta) *metaFSM {
 // Apply answers true if the command has changed the state.
 func (f *metaFSM) Apply(l *raft.Log) any {
 	command := &nodev1.MetaCommand{}
-	if err := proto.Unmarshal(l.Data, command); err != nil {
-		f.meta.fail(fmt.Errorf("meta entry %d: %w", l.Index, err))
+	err := proto.Unmarshal(l.Data, command)
+	// The format stands first: of a newer command nothing else can be judged.
+	if newer := format.Check("the command", command.GetFormat()); newer != nil {
+		err = newer
+	}
+	if err == nil {
+		err = readable(command.GetNext())
+	}
+	if err != nil {
+		f.meta.fail(fmt.Errorf("entry %d of the meta group: %w", l.Index, err))
 		runtime.Goexit()
 	}
 	f.advance(l.Index)
@@ -47,6 +56,11 @@ func (f *metaFSM) StoreConfiguration(index uint64, c raft.Configuration) {
 	f.meta.setMembers(index, c)
 	f.advance(index)
 	f.poke()
+}
+
+// readable refuses a state in whose cluster this program has no place.
+func readable(s *nodev1.MetaState) error {
+	return format.Check("what this cluster writes", s.GetActiveFormat())
 }
 
 func (f *metaFSM) advance(index uint64) {
@@ -83,6 +97,10 @@ func (f *metaFSM) Restore(source io.ReadCloser) error {
 	s := &nodev1.MetaState{}
 	if err := proto.Unmarshal(encoded, s); err != nil {
 		return fmt.Errorf("decode meta snapshot: %w", err)
+	}
+	if err := readable(s); err != nil {
+		f.meta.fail(fmt.Errorf("snapshot of the meta group: %w", err))
+		return err
 	}
 	f.set(s)
 	return nil

@@ -11,6 +11,10 @@ import (
 	"writ/persistence"
 )
 
+// ErrDropped says that a replica of this generation was dropped here: who asks for
+// it does not know yet what the placement has become.
+var ErrDropped = errors.New("this replica was dropped: a new one needs a new generation")
+
 // quarantine is the finding that a replica's memory is not what it should be. It
 // must not serve and must not vote.
 type quarantine struct{ reason string }
@@ -100,7 +104,7 @@ func (r *Replica) openStore() (err error) {
 	dropped := r.log.value(stableDropped)
 	switch {
 	case dropped != nil:
-		return oddly("this replica was dropped: a new one needs a new generation")
+		return ErrDropped
 	case !exists && !r.log.pristine():
 		return oddly("shard file %s is missing, though its log is there", config.Path)
 	case exists && born == nil:

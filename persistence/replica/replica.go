@@ -21,10 +21,13 @@ import (
 type State string
 
 // The states of a replica. Quarantined and failed are final: the replica answers
-// nobody until it is dropped, or, if it failed, until the process starts anew.
+// nobody until it is dropped, or, if it failed, until it is opened anew.
+// Suspended is a serving replica whose disk hangs: it does not lead until its disk
+// answers.
 const (
 	Opening     State = "opening"
 	Serving     State = "serving"
+	Suspended   State = "suspended"
 	Quarantined State = "quarantined"
 	Failed      State = "failed"
 )
@@ -85,12 +88,15 @@ type Replica struct {
 	opened  atomic.Pointer[persistence.Store]
 	stop    chan struct{} // closed by close
 	closing func() error  // once
+	closed  atomic.Bool   // closing has ended
+	ended   atomic.Bool   // and raft has ended before
 	owned   sync.WaitGroup
 	lease   atomic.Pointer[Lease]
 	// Of the log as applied by the state machine.
 	appliedIndex atomic.Uint64
 	lastTerm     atomic.Uint64
 	catchUp      catchUp
+	flushes      flushWatch
 
 	mu     sync.Mutex
 	state  State
@@ -100,7 +106,7 @@ type Replica struct {
 // Status describes a replica at one moment.
 type Status struct {
 	State  State
-	Reason string // of Quarantined and Failed
+	Reason string // of Suspended, Quarantined and Failed
 	// Leader is the node that this replica believes to lead, "" for none.
 	Leader       string
 	Epoch        uint64
@@ -112,6 +118,8 @@ type Status struct {
 	// Voters and Learners of the committed configuration.
 	Voters, Learners []Server
 	FileBytes        int64
+	// Format is the newest format of the entries that were applied.
+	Format uint32
 	// Contact is when the leader was last heard from; on the leader: now.
 	Contact time.Time
 }
@@ -126,6 +134,9 @@ func (r *Replica) Status() Status {
 	if s.State != Serving {
 		return s
 	}
+	if why := r.hangs(); why != "" {
+		s.State, s.Reason = Suspended, why
+	}
 	var leader Server
 	leader, s.Term = r.believes()
 	s.Leader = leader.Node
@@ -136,6 +147,7 @@ func (r *Replica) Status() Status {
 		s.Contact = time.Now()
 	}
 	_, s.LastLogIndex = r.log.bounds()
+	s.Format = r.store.Format()
 	s.Voters, s.Learners = membersOf(r.members.Load().configuration)
 	return s
 }
@@ -176,14 +188,26 @@ func (r *Replica) Promote(ctx context.Context, s Server) error { return r.promot
 // dropped.
 func (r *Replica) Remove(ctx context.Context, s Server) error { return r.remove(ctx, s) }
 
-// Ready reports whether the replica does its part: it knows a leader, belongs to
+// Ready reports whether the replica does its part: it knows a leader, has a vote in
 // the committed configuration and has applied what was committed when it first
-// heard from a leader. If not, it says why.
+// heard from a leader. If not, it says why. A learner is not ready, even when it
+// has caught up: whoever restarts nodes one by one would take the next voter away
+// while this one does not count yet.
 func (r *Replica) Ready() (ok bool, reason string) {
 	if state, reason := r.standing(); state != Serving {
 		return false, string(state) + ": " + reason
 	}
-	return r.catchUp.ready(r.group, r.appliedIndex.Load())
+	if why := r.hangs(); why != "" {
+		return false, string(Suspended) + ": " + why
+	}
+	ok, reason = r.catchUp.ready(r.group, r.appliedIndex.Load())
+	switch member, voter := r.suffrage(); {
+	case !member || voter:
+		return ok, reason
+	case ok:
+		return false, "learner: it has caught up and has no vote yet"
+	}
+	return false, "learner: " + reason
 }
 
 // catchUp remembers the commit index that a replica has to reach after its start.
@@ -246,7 +270,14 @@ func (r *Replica) storeConfig() persistence.Config {
 		Path: r.path(), ClusterID: c.ClusterID,
 		Shard: r.config.Shard, Range: r.config.Range, Epoch: r.config.Epoch, Generation: r.config.Generation,
 		GenerationWidth: width, FlushInterval: c.Store.FlushInterval, FlushRecords: c.Store.FlushRecords,
-		FlushSlot: r.host.flushSlot, Flushing: c.Store.Flushing,
+		FlushSlot: r.host.flushSlot, FlushDue: r.flushes.due, Flushing: func() func() {
+			r.flushes.begin()
+			ended := c.Store.Flushing()
+			return func() {
+				ended()
+				r.flushes.end()
+			}
+		},
 		OnFailure: func(err error) { r.fail(fmt.Errorf("shard file: %w", err)) },
 		Logger:    r.logger,
 	}
@@ -320,11 +351,13 @@ func (r *Replica) watchLeader() {
 func (r *Replica) close() error { return r.closing() }
 
 func (r *Replica) closeNow() error {
+	defer r.closed.Store(true)
 	close(r.stop)
 	r.life.Lock()
 	defer r.life.Unlock()
 	r.owned.Wait() // the lease has answered everything
 	err := r.group.stop()
+	r.ended.Store(err == nil)
 	if r.store != nil {
 		err = errors.Join(err, r.store.Close())
 	}

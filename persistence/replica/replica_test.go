@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"writ/actors/entity"
+	"writ/internal/format"
 )
 
 func TestThreeReplicasApplyTheSame(t *testing.T) {
@@ -97,7 +98,7 @@ func TestOldTermIsRefusedByTheStateMachine(t *testing.T) {
 	c.startAll(1)
 	_, l := c.lease(0, 0)
 	// A lease that does not know that its term is over, on the node that leads.
-	stale := newLease(0, 1, l.Term()-1, 0, func(entry []byte) raft.ApplyFuture {
+	stale := newLease(0, 1, l.Term()-1, 0, func() uint32 { return format.Base }, func(entry []byte) raft.ApplyFuture {
 		return c.host("a").Replica(0).raft.Apply(entry, time.Second)
 	})
 	err := propose(stale, commitOf("e", 0, "x"))

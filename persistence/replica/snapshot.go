@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"writ/internal/format"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -113,6 +114,9 @@ func (k *sink) Close() error {
 		if meta, err = persistence.Verify(path, k.snapshots.replica.storeConfig()); err == nil && (meta.GetIndex() != k.meta.Index || meta.GetTerm() != k.meta.Term) {
 			err = fmt.Errorf("the file stands at index %d term %d, announced were %d and %d", meta.GetIndex(), meta.GetTerm(), k.meta.Index, k.meta.Term)
 		}
+	}
+	if newer, ok := errors.AsType[*format.NewerError](err); ok {
+		k.snapshots.replica.fail(newer) // the next attempt would end like this one
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("received shard file: %w", err), os.Remove(path))

@@ -41,7 +41,7 @@ func (l *groupLog) SetUint64(name []byte, value uint64) error {
 	b := l.node.db.NewBatch()
 	l.set(b, stableVoteTerm, binary.BigEndian.AppendUint64(nil, value))
 	l.node.must("forget vote", func() error { return b.Delete(l.key.stable([]byte(stableVoteFor)), nil) })
-	l.node.commit(b)
+	l.commit(b)
 	return nil
 }
 
@@ -54,7 +54,7 @@ func (l *groupLog) GetUint64(name []byte) (uint64, error) { return l.number(stri
 func (l *groupLog) put(name string, value []byte) {
 	b := l.node.db.NewBatch()
 	l.set(b, name, value)
-	l.node.commit(b)
+	l.commit(b)
 }
 
 // putNumber saves the sync if the number is there already.
@@ -101,7 +101,7 @@ func (l *groupLog) bootstrap(c raft.Configuration) {
 	b := l.node.db.NewBatch()
 	l.set(b, stableTerm, binary.BigEndian.AppendUint64(nil, 1))
 	l.node.must("bootstrap", func() error { return b.Set(l.key.log(1), appendEntry(nil, entry), nil) })
-	l.node.commit(b)
+	l.commit(b)
 	l.appended([]*raft.Log{entry}, entrySize(entry))
 }
 

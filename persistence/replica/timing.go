@@ -31,9 +31,12 @@ type Timing struct {
 	// Stagger is the head start of each surviving voter over the next one when
 	// the connection from the leader breaks.
 	Stagger time.Duration
-	// Stall is how long one append to the log may take before this node's
-	// replicas leave their groups until it has ended.
+	// Stall is how long one write to the log may take before this node's leaders
+	// and the replica that makes it leave their groups until it has ended.
 	Stall time.Duration
+	// FlushStall is how long one flush of a shard file may take before the shard's
+	// leader leaves its group until it has ended. It is long: the log has it all.
+	FlushStall time.Duration
 
 	// AppendEntries is the number of entries in one call to a follower.
 	AppendEntries int
@@ -68,6 +71,7 @@ func DefaultTiming() Timing {
 		Enqueue:           time.Second,
 		Stagger:           200 * time.Millisecond,
 		Stall:             5 * time.Second,
+		FlushStall:        10 * time.Second,
 		AppendEntries:     32,
 		TrailingLogs:      1024,
 		SnapshotThreshold: 2048,
@@ -97,6 +101,7 @@ func (t Timing) Validate() error {
 		{"enqueue", t.Enqueue},
 		{"stagger", t.Stagger},
 		{"stall", t.Stall},
+		{"flush stall", t.FlushStall},
 		{"snapshot interval", t.SnapshotInterval},
 	} {
 		need(d.value >= 5*time.Millisecond, "%s %v is below 5 ms", d.name, d.value)
@@ -108,6 +113,7 @@ func (t Timing) Validate() error {
 	need(t.Dial <= t.RPC, "dial %v is above rpc %v", t.Dial, t.RPC)
 	need(t.Stagger <= t.Heartbeat, "stagger %v is above heartbeat %v", t.Stagger, t.Heartbeat)
 	need(t.Stall > t.Heartbeat, "stall %v is not above heartbeat %v", t.Stall, t.Heartbeat)
+	need(t.FlushStall >= t.Stall, "flush stall %v is below stall %v: a flush writes more than an append", t.FlushStall, t.Stall)
 	need(t.AppendEntries >= 1 && t.AppendEntries <= 1024, "append entries %d is not within 1 to 1024", t.AppendEntries)
 	need(t.TrailingLogs >= trailingMin, "trailing logs %d are fewer than %d: a follower with an uncommitted end could not be brought back", t.TrailingLogs, trailingMin)
 	need(t.SnapshotThreshold >= 1, "snapshot threshold is 0")

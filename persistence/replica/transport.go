@@ -21,9 +21,10 @@ var (
 	errSuspended = errors.New("this replica is suspended: its disk does not answer")
 )
 
-// dialer connects to nodes by name.
+// dialer connects to nodes by name, and knows what may be written to them.
 type dialer interface {
 	dialNode(ctx context.Context, node string) (net.Conn, error)
+	ActiveFormat() uint32
 }
 
 // transport carries one group's Raft messages. It is raft's own network transport
@@ -180,7 +181,7 @@ func (s *streams) dial(ctx context.Context, to string) (net.Conn, error) {
 		return nil, fmt.Errorf("dial node %s: %w", peer.Node, err)
 	}
 	h := s.hello
-	h.to = to
+	h.to, h.format = to, s.dialer.ActiveFormat()
 	deadline, _ := ctx.Deadline()
 	if err := greet(conn, h, deadline); err != nil {
 		return nil, errors.Join(fmt.Errorf("greet %s: %w", to, err), conn.Close())

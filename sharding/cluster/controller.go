@@ -207,6 +207,8 @@ func (c *Controller) placeInitial(ctx context.Context, state *nodev1.MetaState) 
 		if len(places) == 0 {
 			return errNothing
 		}
+		// Nothing is written yet that an older program could miss.
+		s.ActiveFormat = max(activeFormat(s), readByAll(s))
 		for i, r := range sharding.Split(c.config.Shards) {
 			p := places[i]
 			s.Shards = append(s.Shards, &nodev1.ShardPlacement{

@@ -34,6 +34,7 @@ type fakeNode struct {
 	dir        string
 	id         *Identity
 	up         bool
+	reads      uint32 // newest format
 	replicas   map[uint32]*fakeReplica
 	controller *Controller
 	reconciler *Reconciler
@@ -43,6 +44,9 @@ type fakeNode struct {
 type fakeReplica struct {
 	server  Server
 	broken  bool
+	failed  bool
+	hard    int // how often opening it anew does not help
+	opened  int // how often that was tried
 	applied uint64
 	config  ReplicaConfig
 }
@@ -78,7 +82,7 @@ func (n *fakeNode) start(zone string, c ControllerConfig) {
 	c.Node, c.ClusterID, c.Meta, c.Members, c.Directory, c.Reporter = n.name, "c", n, fakeMembers{n}, fakeDirectory{n}, n
 	n.controller = NewController(c)
 	n.reconciler = NewReconciler(ReconcilerConfig{Node: n.name, Incarnation: n.id.Incarnation(), Placements: n, Replicas: n, Reporter: n})
-	n.registrar = NewRegistrar(RegistrarConfig{Identity: n.id, Zone: zone, FormatMax: 1, Meta: n, Members: fakeMembers{n}, Controller: n.controller, Peers: n, Directory: fakeDirectory{n}})
+	n.registrar = NewRegistrar(RegistrarConfig{Identity: n.id, Zone: zone, FormatMax: max(n.reads, 1), Meta: n, Members: fakeMembers{n}, Controller: n.controller, Peers: n, Directory: fakeDirectory{n}})
 }
 
 func (n *fakeNode) stop() {
@@ -146,7 +150,7 @@ func (w *world) replica(shard uint32, s Server) *fakeReplica {
 
 func (w *world) shardLive(shard uint32, s Server) bool {
 	r := w.replica(shard, s)
-	return r != nil && !r.broken && w.nodes[s.Node].up
+	return r != nil && !r.broken && !r.failed && w.nodes[s.Node].up
 }
 
 func (g *fakeGroup) quorum(live func(Server) bool) bool {
@@ -346,6 +350,17 @@ func (n *fakeNode) Open(c ReplicaConfig) error {
 	return nil
 }
 
+// Reopen implements Replicas.
+func (n *fakeNode) Reopen(c ReplicaConfig) error {
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	r := n.replicas[c.Shard]
+	if r.opened++; r.opened > r.hard {
+		r.failed = false
+	}
+	return nil
+}
+
 // Drop implements Replicas.
 func (n *fakeNode) Drop(shard uint32) error {
 	n.w.mu.Lock()
@@ -368,6 +383,8 @@ func (n *fakeNode) Statuses() []*nodev1.ShardStatus {
 		s := &nodev1.ShardStatus{Shard: shard, Local: true, ReplicaGeneration: r.server.Generation, State: stateServing}
 		if r.broken {
 			s.State, s.Reason = stateQuarantined, "damaged"
+		} else if r.failed {
+			s.State, s.Reason = stateFailed, "its disk was full"
 		} else if slices.Contains(slices.Concat(g.voters, g.learners), r.server) {
 			s.Leader, s.Term, s.AppliedIndex, s.CommitIndex = g.leader.Node, g.term, r.applied, g.commit
 			for _, v := range g.voters {

@@ -20,7 +20,7 @@ import (
 type FormationConfig struct {
 	Identity *Identity
 	Zone     string
-	// FormatMax is the newest disk format that this program reads.
+	// FormatMax is the newest format that this program reads.
 	FormatMax uint32
 	// InitialNodes form the cluster: the same names on each of them, in any order.
 	// Empty on a node that only joins.

@@ -11,6 +11,10 @@ import (
 	"sync"
 
 	"github.com/gofrs/flock"
+
+	"writ/internal/durable"
+
+	"writ/internal/format"
 )
 
 // Identity is who a node is, kept in its data folder: its name, the incarnation
@@ -42,6 +46,9 @@ type identityRecord struct {
 	ListHash    string   `json:"list_hash,omitempty"` // hex; of the list promised to
 	Member      bool     `json:"member,omitempty"`
 	Bootstrap   []Server `json:"bootstrap,omitempty"`
+	// ActiveFormat is the newest active format that the node has known: there may
+	// be data of this format in the folder.
+	ActiveFormat uint32 `json:"active_format,omitempty"`
 }
 
 const (
@@ -53,9 +60,10 @@ const (
 // OpenIdentity takes the data folder for this process, creating it if there is
 // none, and reads the identity in it, drawing one if the folder is empty. It
 // refuses a folder that another process uses, that belongs to a node of another
-// name, that cannot be written, or that holds data and no identity.
+// name or that a newer program has written, that cannot be written, or that holds
+// data and no identity.
 func OpenIdentity(dir, name string) (*Identity, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if err := durable.MkdirAll(dir, 0o750); err != nil {
 		return nil, folderError(dir, err)
 	}
 	lock := flock.New(filepath.Join(dir, identityLock))
@@ -81,6 +89,9 @@ func (id *Identity) load(name string) error {
 		return err
 	case record.Name != name:
 		return fmt.Errorf("data folder %s belongs to node %q and this node is %q: give each node a folder of its own", id.dir, record.Name, name)
+	}
+	if err := format.Check("data folder "+id.dir, record.ActiveFormat); err != nil {
+		return err
 	}
 	id.record = record
 	// Writing is tried now, not when a promise depends on it.
@@ -127,6 +138,15 @@ func (id *Identity) UseClusterName(name string) error {
 	})
 }
 
+// NoteFormat notes the active format of the node's cluster, so that a program that
+// does not read it refuses the folder before it touches anything.
+func (id *Identity) NoteFormat(active uint32) error {
+	return id.change(func(r *identityRecord) error {
+		r.ActiveFormat = max(r.ActiveFormat, active)
+		return nil
+	})
+}
+
 // ClusterID is the cluster that the node is promised to or belongs to, "" for none.
 func (id *Identity) ClusterID() string { return id.snapshot().ClusterID }
 
@@ -157,7 +177,7 @@ func (id *Identity) change(step func(*identityRecord) error) error {
 }
 
 func (r identityRecord) equal(other identityRecord) bool {
-	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName
+	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName && r.ActiveFormat == other.ActiveFormat
 	return same && r.ClusterID == other.ClusterID && r.ListHash == other.ListHash && r.Member == other.Member
 }
 

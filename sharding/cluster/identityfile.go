@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"writ/internal/durable"
 )
 
 func readIdentity(path string) (identityRecord, error) {
@@ -43,7 +45,7 @@ func (id *Identity) write(r identityRecord) error {
 	}{
 		{"write", func() error { return writeSynced(temp, append(b, '\n')) }},
 		{"rename", func() error { return os.Rename(temp, path) }},
-		{"sync folder", func() error { return syncFolder(id.dir) }},
+		{"sync folder", func() error { return durable.SyncDir(id.dir) }},
 	}
 	for _, step := range steps {
 		if id.fault != nil {
@@ -69,14 +71,6 @@ func writeSynced(path string, b []byte) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
-}
-
-func syncFolder(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // folderError says on one line what is wrong with a data folder and what helps.

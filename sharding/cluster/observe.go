@@ -107,10 +107,12 @@ func (o *observer) since(key string, now bool) time.Duration {
 	return time.Since(last)
 }
 
-// stateQuarantined is the state of a replica that will never work again.
+// States of a replica. A quarantined one will never work again, a failed one may
+// when it is opened anew.
 const (
 	stateServing     = "serving"
 	stateQuarantined = "quarantined"
+	stateFailed      = "failed"
 )
 
 // findBroken notes the replicas in quarantine. A node on which a replica breaks

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -95,11 +96,17 @@ type ReplicaConfig struct {
 	Bootstrap []Server
 }
 
+// ErrOutOfDate says that a node has seen more of the placement than it knows now.
+var ErrOutOfDate = errors.New("the placement known here is out of date")
+
 // Replicas are the shard replicas of this node. Calls for different shards come at
 // the same time.
 type Replicas interface {
-	// Open opens a replica or creates it. A damaged one stands as quarantined.
+	// Open opens a replica or creates it. A damaged one stands as quarantined. The
+	// error is ErrOutOfDate for one that was dropped here before.
 	Open(c ReplicaConfig) error
+	// Reopen opens a failed replica anew, if that can help.
+	Reopen(c ReplicaConfig) error
 	// Drop shuts a replica down and deletes what it holds.
 	Drop(shard uint32) error
 	// Statuses describes the replicas that are open.

@@ -34,6 +34,9 @@ const (
 	lagMax            = 256 // log entries a replica may be behind and count as caught up
 	steadyDefault     = 3 * time.Second
 	transferPauseTime = 10 * time.Second
+	// A failed replica is opened anew after a pause, which doubles each time.
+	reopenPause    = 5 * time.Second
+	reopenPauseMax = 5 * time.Minute
 )
 
 // Reconciler brings the replicas of this node, and the groups that it leads, to
@@ -48,6 +51,13 @@ type Reconciler struct {
 	mu       sync.Mutex           // guards what follows
 	answers  map[string]time.Time // by node: since when it has answered without a break
 	transfer map[uint32]time.Time // by shard: last hand-over
+	reopen   map[uint32]reopening // by shard: of a failed replica
+}
+
+// reopening is when a failed replica is opened anew next, and the pause before.
+type reopening struct {
+	next  time.Time
+	pause time.Duration
 }
 
 // NewReconciler makes a reconciler.
@@ -61,7 +71,7 @@ func NewReconciler(c ReconcilerConfig) *Reconciler {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Reconciler{config: c, notice: newNotice(c.Logger), answers: map[string]time.Time{}, transfer: map[uint32]time.Time{}}
+	return &Reconciler{config: c, notice: newNotice(c.Logger), answers: map[string]time.Time{}, transfer: map[uint32]time.Time{}, reopen: map[uint32]reopening{}}
 }
 
 // State says what is in the way, "" for nothing.
@@ -157,6 +167,12 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 		}
 	case here.GetReplicaGeneration() > mine.GetGeneration():
 		return false, nil // this state is older than the replica
+	case here.GetState() == stateFailed:
+		if !p.r.mayReopen(place.GetShard()) {
+			return false, nil
+		}
+		p.r.config.Logger.Info("a failed replica is opened anew", slog.Int("shard", int(place.GetShard())), slog.String("reason", here.GetReason()))
+		return false, p.r.config.Replicas.Reopen(p.config(place, mine))
 	}
 	if here.GetState() == stateServing && here.GetLeader() == p.r.config.Node {
 		return p.lead(place, here)
@@ -177,22 +193,49 @@ func (p *pass) mine(place *nodev1.ShardPlacement) *nodev1.ReplicaPlacement {
 // open opens a replica. Only a state that is surely not out of date may
 // bootstrap a group: the group may have been formed, and moved away, since.
 func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement) (bool, error) {
-	c := ReplicaConfig{
-		Shard: place.GetShard(), Range: sharding.Range{First: place.GetRangeFirst(), Last: place.GetRangeLast()},
-		Epoch: place.GetEpoch(), Generation: mine.GetGeneration(),
-		GenerationWidth: time.Duration(p.state.GetGenerationWidth()),
-	}
+	c := p.config(place, mine)
 	if !place.GetFormed() {
 		if ok, _ := p.r.config.Placements.Ready(); !ok {
 			return false, nil
 		}
 		c.Bootstrap = servers(place)
 	}
-	if err := p.r.config.Replicas.Open(c); err != nil {
+	err := p.r.config.Replicas.Open(c)
+	if errors.Is(err, ErrOutOfDate) {
+		return false, nil // after a restart the placement is read again, step by step
+	}
+	if err != nil {
 		return false, err
 	}
 	p.r.config.Logger.Info("replica opened", slog.Int("shard", int(c.Shard)), slog.Uint64("generation", c.Generation))
 	return true, nil
+}
+
+func (p *pass) config(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement) ReplicaConfig {
+	return ReplicaConfig{
+		Shard: place.GetShard(), Range: sharding.Range{First: place.GetRangeFirst(), Last: place.GetRangeLast()},
+		Epoch: place.GetEpoch(), Generation: mine.GetGeneration(),
+		GenerationWidth: time.Duration(p.state.GetGenerationWidth()),
+	}
+}
+
+// mayReopen says whether it is time to open a failed replica anew.
+func (r *Reconciler) mayReopen(shard uint32) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	s, seen := r.reopen[shard]
+	switch {
+	case !seen || now.Sub(s.next) > 2*reopenPauseMax: // it has been well for long
+		r.reopen[shard] = reopening{next: now.Add(reopenPause), pause: reopenPause}
+		return false
+	case now.Before(s.next):
+		return false
+	}
+	s.pause = min(2*s.pause, reopenPauseMax)
+	s.next = now.Add(s.pause)
+	r.reopen[shard] = s
+	return true
 }
 
 func servers(place *nodev1.ShardPlacement) []Server {

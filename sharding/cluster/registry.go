@@ -3,7 +3,9 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
@@ -19,6 +21,9 @@ func register(s *nodev1.MetaState, req *nodev1.RegisterRequest, alive bool) erro
 	}
 	if id := req.GetClusterId(); id != "" && id != s.GetClusterId() {
 		return entity.Errorf(entity.Denied, "node %s belongs to cluster %s and this is cluster %s", name, id, s.GetClusterId())
+	}
+	if active := activeFormat(s); formatMax(req.GetFormatMax()) < active {
+		return entity.Errorf(entity.Denied, "node %s reads formats up to %d and the cluster writes format %d: start a newer version of the program on it", name, formatMax(req.GetFormatMax()), active)
 	}
 	state := nodev1.NodeEntry_ACTIVE
 	old := s.GetNodes()[name]
@@ -53,7 +58,7 @@ func setNodeState(s *nodev1.MetaState, name string, state nodev1.NodeEntry_State
 	e := s.GetNodes()[name]
 	switch {
 	case e == nil:
-		return entity.Errorf(entity.Invalid, "there is no node %q", name)
+		return entity.Errorf(entity.Invalid, "there is no node %q; registered: %s", name, strings.Join(slices.Sorted(maps.Keys(s.GetNodes())), ", "))
 	case state != nodev1.NodeEntry_ACTIVE && state != nodev1.NodeEntry_DRAINING && state != nodev1.NodeEntry_REMOVED:
 		return entity.Errorf(entity.Invalid, "there is no node state %d", state)
 	case e.GetState() == nodev1.NodeEntry_REMOVED && state != nodev1.NodeEntry_REMOVED:
@@ -100,6 +105,8 @@ func moveShard(s *nodev1.MetaState, req *nodev1.MoveShardRequest) error {
 	case find(req.GetTo()) >= 0 && (req.GetFrom() == "" || req.GetFrom() == place.GetPreferred()):
 		place.Preferred = req.GetTo()
 		return nil
+	case find(req.GetTo()) >= 0 && from < 0:
+		return nil // done before: its answer was lost
 	case find(req.GetTo()) >= 0:
 		return entity.Errorf(entity.Invalid, "node %s holds a replica of shard %d already", req.GetTo(), req.GetShard())
 	case from < 0:

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -126,7 +127,7 @@ func TestRegister(t *testing.T) {
 		return &nodev1.MetaState{ClusterId: "c", Nodes: map[string]*nodev1.NodeEntry{
 			"n1": {Name: "n1", Incarnation: "one", Zone: "z", State: nodev1.NodeEntry_DRAINING},
 			"n2": {Name: "n2", Incarnation: "two", State: nodev1.NodeEntry_REMOVED},
-		}}
+		}, ActiveFormat: 2}
 	}
 	for name, x := range map[string]struct {
 		req    *nodev1.RegisterRequest
@@ -144,10 +145,13 @@ func TestRegister(t *testing.T) {
 		"removed":                 {req: &nodev1.RegisterRequest{Node: "n2", Incarnation: "two", ClusterId: "c"}, reason: entity.Denied, text: "clear its data folder"},
 		"removed, then wiped":     {req: &nodev1.RegisterRequest{Node: "n2", Incarnation: "x"}, alive: true, state: nodev1.NodeEntry_ACTIVE},
 		"foreign":                 {req: &nodev1.RegisterRequest{Node: "n3", Incarnation: "x", ClusterId: "d"}, reason: entity.Denied, text: "cluster d"},
+		"reads too little":        {req: &nodev1.RegisterRequest{Node: "n3", Incarnation: "x", FormatMax: 1}, reason: entity.Denied, text: "writes format 2: start a newer version"},
+		"known, now too old":      {req: &nodev1.RegisterRequest{Node: "n1", Incarnation: "one", Zone: "z", ClusterId: "c", FormatMax: 1}, reason: entity.Denied, text: "up to 1"},
 		"without an incarnation":  {req: &nodev1.RegisterRequest{Node: "n3"}, reason: entity.Invalid},
 		"without any name at all": {req: &nodev1.RegisterRequest{Incarnation: "x"}, reason: entity.Invalid},
 	} {
 		s := state()
+		x.req.FormatMax = cmp.Or(x.req.FormatMax, 2)
 		err := register(s, x.req, x.alive)
 		if entity.ReasonOf(err) != x.reason || (err != nil && !strings.Contains(err.Error(), x.text)) {
 			t.Errorf("%s: %v", name, err)

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -417,6 +419,34 @@ func TestMoveShard(t *testing.T) {
 		w.settle("moved")
 		if holders := servers(w.state.GetShards()[0]); !slices.ContainsFunc(holders, func(s Server) bool { return s.Node == to }) {
 			t.Errorf("%s has no replica: %v", to, holders)
+		}
+		// A caller that lost the answer asks again: nothing moves a second time.
+		before := w.state.GetShards()[0]
+		if err := c.MoveShard(t.Context(), &nodev1.MoveShardRequest{Shard: 0, From: from, To: to}); err != nil {
+			t.Errorf("asked again: %v", err)
+		}
+		w.settle("asked again")
+		if !proto.Equal(before, w.state.GetShards()[0]) {
+			t.Errorf("moved again: %v, then %v", before, w.state.GetShards()[0])
+		}
+	})
+}
+
+// A failed replica is opened anew under its own generation, with growing pauses as
+// long as that does not help.
+func TestFailedReplicaIsOpenedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		r := w.nodes["n2"].replicas[3]
+		before := w.state.GetReplicaGeneration()
+		r.failed, r.hard = true, 5
+		w.rounds(30)
+		if r.opened < 2 || r.opened > 3 {
+			t.Errorf("opened anew %d times in 30 s, want after 5 and 15 s", r.opened)
+		}
+		w.settle("it helps at last")
+		if r.failed || r.opened != 6 || w.nodes["n2"].replicas[3] != r || w.state.GetReplicaGeneration() != before {
+			t.Errorf("failed %v, opened anew %d times, generations %d and %d", r.failed, r.opened, before, w.state.GetReplicaGeneration())
 		}
 	})
 }

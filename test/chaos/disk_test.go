@@ -208,6 +208,16 @@ func TestProcessDamage(t *testing.T) {
 			break
 		}
 	}
+
+	// A node whose replica was rebuilt starts again without a word about the old one.
+	stopping, cancel := context.WithTimeout(ctx, 15*time.Second)
+	_, _, err := r.cluster.Stop(stopping, "n1")
+	cancel()
+	must(t, err)
+	r.up("n1")
+	if text := r.process.Since("n1"); strings.Contains(text, "quarantined") || strings.Contains(text, "dropped") {
+		t.Errorf("n1 speaks of what was dropped before: %s", text)
+	}
 }
 
 // copyFolder copies a data folder.

@@ -19,27 +19,44 @@ import (
 	"writ/test/check"
 )
 
-// buildDir holds the binary that the tests have built, if they have.
+// buildDir holds the binaries that the tests have built, if they have.
 var buildDir string
+
+var makeBuildDir = sync.OnceValues(func() (dir string, err error) {
+	dir, err = os.MkdirTemp("", "writ-chaos-")
+	buildDir = dir
+	return dir, err
+})
 
 // buildNode builds the program once; WRIT_NODE names one that exists.
 var buildNode = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("WRIT_NODE"); path != "" {
 		return filepath.Abs(path)
 	}
-	dir, err := os.MkdirTemp("", "writ-chaos-")
+	return buildTagged("")
+})
+
+// buildNext builds the program of the next version, buildFaults the one with fault
+// points, once each.
+var (
+	buildNext   = sync.OnceValues(func() (string, error) { return buildTagged("next") })
+	buildFaults = sync.OnceValues(func() (string, error) { return buildTagged("faults") })
+)
+
+// buildTagged builds the program with a build tag.
+func buildTagged(tag string) (string, error) {
+	dir, err := makeBuildDir()
 	if err != nil {
 		return "", err
 	}
-	buildDir = dir
-	path := filepath.Join(dir, "node")
-	cmd := exec.Command("go", "build", "-o", path, "writ/cmd/node")
+	path := filepath.Join(dir, "node"+tag)
+	cmd := exec.Command("go", "build", "-p", "2", "-tags", tag, "-o", path, "writ/cmd/node")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w: %s", err, out)
 	}
 	return path, nil
-})
+}
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
@@ -138,7 +155,9 @@ func prepare(t *testing.T, config ProcessConfig) *rig {
 	if config.Dir == "" {
 		config.Dir = folder(t)
 	}
-	config.Binary = binary
+	if config.Binary == "" {
+		config.Binary = binary
+	}
 	p, err := NewProcess(config)
 	must(t, err)
 	r := &rig{t: t, cluster: p, process: p, cli: CLI{Binary: binary}, side: check.NewHistory()}

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,6 +48,8 @@ type child struct {
 	name, dir, log string
 	addrs          Addrs
 	args           []string
+	// binary is the program; empty: the cluster's.
+	binary string
 	// env names the variables that differ from the test's own.
 	env []string
 
@@ -108,6 +111,13 @@ func (p *Process) SetArgs(name string, args ...string) {
 	defer p.mu.Unlock()
 	n := p.nodes[name]
 	n.args = append(n.base(p.config), args...)
+}
+
+// SetBinary gives a node another program, from its next start on.
+func (p *Process) SetBinary(name, binary string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.nodes[name].binary = binary
 }
 
 // SetDir gives a node another data folder.
@@ -223,7 +233,7 @@ func (p *Process) Start(node string) error {
 	if n.running() {
 		return fmt.Errorf("start %s: it runs already", node)
 	}
-	return n.start(p.config.Binary)
+	return n.start(cmp.Or(n.binary, p.config.Binary))
 }
 
 func (n *child) start(binary string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -107,6 +108,7 @@ func TestProcessRefill(t *testing.T) {
 		begin := time.Now()
 		must(t, r.cluster.Start(node))
 		must(t, AwaitReady(within(t, 90*time.Second), r.cluster, nodes...))
+		r.wantVotes(ctx, node)
 		r.awaitSettled(within(t, time.Minute), nodes)
 		t.Logf("%s lost its disk: filled again after %v", node, time.Since(begin).Round(time.Millisecond))
 		after := r.generations(ctx)
@@ -120,6 +122,29 @@ func TestProcessRefill(t *testing.T) {
 	stop()
 	wg.Wait()
 	r.verify(w, hedge)
+}
+
+// wantVotes wants a node that says that it is ready to have a vote in every shard, by
+// the word of the shard's leader.
+func (r *rig) wantVotes(ctx context.Context, node string) {
+	r.t.Helper()
+	checked := 0
+	for _, leader := range r.cluster.Nodes() {
+		status, err := r.links.Status(ctx, leader)
+		must(r.t, err)
+		for _, s := range status.GetShards() {
+			if s.GetLeader() != leader {
+				continue
+			}
+			checked++
+			if !slices.Contains(s.GetVoters(), node) {
+				r.t.Errorf("%s is ready, and does not vote in shard %d: voters %v, learners %v", node, s.GetShard(), s.GetVoters(), s.GetLearners())
+			}
+		}
+	}
+	if checked == 0 {
+		r.t.Error("no leader was asked")
+	}
 }
 
 // generations are the replica generations by node and shard, as placed.

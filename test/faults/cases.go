@@ -34,6 +34,10 @@ const (
 	GoesOn Outcome = "goes on"
 	// Fails: the replica takes nothing more, the others take over; a restart heals it.
 	Fails Outcome = "fails"
+	// Hangs: what has come to the point waits until it is disarmed, and goes on.
+	Hangs Outcome = "hangs"
+	// Yields: the same, but the others take over meanwhile and clients do not wait.
+	Yields Outcome = "yields"
 	// Refuses: the operation returns an error and leaves the files as they were.
 	Refuses Outcome = "refuses"
 )
@@ -51,27 +55,29 @@ type Case struct {
 // Cases are all points.
 func Cases() []Case {
 	return []Case{
-		{fault.BeforePropose, Source, "before the producer's commit", outcomes(GoesOn)},
-		{fault.AfterAppend, Source, "before the producer's commit, and the log has it", outcomes(GoesOn)},
-		{fault.AfterCommit, Source, "after the commit, before the answer", outcomes(GoesOn)},
-		{fault.BeforeSend, Source, "after the commit, before the send", outcomes(GoesOn)},
-		{fault.AfterSend, Source, "after the send, before the mark", outcomes(GoesOn)},
-		{fault.ConsumerBeforeCommit, Destination, "during the consumer's apply", outcomes(GoesOn)},
-		{fault.ConsumerAfterCommit, Destination, "after the consumer's commit, before the confirmation", outcomes(GoesOn)},
-		{fault.AfterFlush, Source, "behind a flush", outcomes(Fails)},
-		{fault.Move, Drained, "while leadership is handed over", outcomes(GoesOn)},
-		{fault.LeaseLoss, Drained, "between the loss of leadership and the end of the lease", outcomes(GoesOn)},
-		{fault.Expiry, Idle, "while keys are forgotten", outcomes(Fails)},
-		{fault.Snapshot, Child, "while a shard file is copied", outcomes(Refuses)},
-		{fault.Restore, Child, "before a received file is swapped in", outcomes(Refuses)},
-		{fault.Restored, Child, "after a received file was swapped in", outcomes(GoesOn)},
+		{fault.BeforePropose, Source, "before the producer's commit", outcomes(GoesOn, Hangs)},
+		{fault.BeforeAppend, Source, "before the producer's commit, and its own log has nothing", outcomes(GoesOn, Yields)},
+		{fault.AfterAppend, Source, "before the producer's commit, and the log has it", outcomes(GoesOn, Hangs)},
+		{fault.AfterCommit, Source, "after the commit, before the answer", outcomes(GoesOn, Hangs)},
+		{fault.BeforeSend, Source, "after the commit, before the send", outcomes(GoesOn, Hangs)},
+		{fault.AfterSend, Source, "after the send, before the mark", outcomes(GoesOn, Hangs)},
+		{fault.ConsumerBeforeCommit, Destination, "during the consumer's apply", outcomes(GoesOn, Hangs)},
+		{fault.ConsumerAfterCommit, Destination, "after the consumer's commit, before the confirmation", outcomes(GoesOn, Hangs)},
+		{fault.BeforeFlush, Source, "before a flush", outcomes(Fails, Yields)},
+		{fault.AfterFlush, Source, "behind a flush", outcomes(Fails, Yields)},
+		{fault.Move, Drained, "while leadership is handed over", outcomes(GoesOn, Hangs)},
+		{fault.LeaseLoss, Drained, "between the loss of leadership and the end of the lease", outcomes(GoesOn, Yields)},
+		{fault.Expiry, Idle, "while keys are forgotten", outcomes(Fails, Yields)},
+		{fault.Snapshot, Child, "while a shard file is copied", outcomes(Refuses, Hangs)},
+		{fault.Restore, Child, "before a received file is swapped in", outcomes(Refuses, Hangs)},
+		{fault.Restored, Child, "after a received file was swapped in", outcomes(GoesOn, Hangs)},
 	}
 }
 
-// outcomes are those of a point where an operation that fails, or is lost, has the
-// given one.
-func outcomes(failing Outcome) map[fault.Action]Outcome {
+// outcomes are those of a point where an operation that fails, or is lost, and one
+// that hangs have the given ones.
+func outcomes(failing, hanging Outcome) map[fault.Action]Outcome {
 	return map[fault.Action]Outcome{
-		fault.Crash: Dies, fault.Stop: Freezes, fault.Error: failing, fault.Drop: failing, fault.Delay: GoesOn,
+		fault.Crash: Dies, fault.Stop: Freezes, fault.Error: failing, fault.Drop: failing, fault.Delay: GoesOn, fault.Hold: hanging,
 	}
 }

@@ -4,9 +4,13 @@ package faults_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +38,12 @@ func TestChild(t *testing.T) {
 	if dir == "" {
 		t.Skip("runs as a child only")
 	}
+	go func() { // what hangs hangs until the parent says so
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		point, _, _ := strings.Cut(os.Getenv(fault.Variable), "=")
+		req := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/?action=none&point="+point, nil)
+		fault.Handler().ServeHTTP(httptest.NewRecorder(), req)
+	}()
 	from, err := persistence.Open(storeConfig(dir, "from", 1))
 	if err != nil {
 		t.Fatal(err)
@@ -72,20 +82,35 @@ func harmChild(t *testing.T, c faults.Case, action fault.Action) {
 	fill(t, storeConfig(dir, "to", 2), before)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChild$")
 	cmd.Env = append(os.Environ(), childDir+"="+dir, fault.Variable+"="+string(c.Point)+"="+string(action))
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
+	acts := fmt.Sprintf("fault point %s: %s\n", c.Point, action)
+	output := &watched{text: acts, seen: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = output, output
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	want := uint64(after)
-	if c.Outcomes[action] == faults.Freezes {
+	switch c.Outcomes[action] { //nolint:exhaustive // the others need no help
+	case faults.Freezes:
 		awaitStop(t, cmd.Process.Pid)
 		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
+	case faults.Hangs:
+		select {
+		case <-output.seen:
+		case <-time.After(time.Minute):
+			t.Error("the point has not acted within a minute")
+		}
+		if err := stdin.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	err := cmd.Wait()
-	if !strings.Contains(output.String(), fmt.Sprintf("fault point %s: %s\n", c.Point, action)) {
+	err = cmd.Wait()
+	if !strings.Contains(output.String(), acts) {
 		t.Fatalf("the point has not acted: %v\n%s", err, output.String())
 	}
 	switch c.Outcomes[action] {
@@ -101,16 +126,34 @@ func harmChild(t *testing.T, c faults.Case, action fault.Action) {
 			t.Errorf("the child does not report the failure: %v\n%s", err, output.String())
 		}
 		want = before
-	case faults.GoesOn, faults.Freezes:
+	case faults.GoesOn, faults.Freezes, faults.Hangs:
 		if err != nil {
 			t.Errorf("the child has failed: %v\n%s", err, output.String())
 		}
-	case faults.Fails:
-		t.Errorf("no file may fail at %s", c.Point)
+	case faults.Fails, faults.Yields:
+		t.Errorf("a child alone cannot have the outcome %q", c.Outcomes[action])
 	}
 	wantStore(t, storeConfig(dir, "from", 1), after)
 	wantStore(t, storeConfig(dir, "to", 2), want)
 }
+
+// watched is what a process prints; seen is closed when it has printed the text.
+type watched struct {
+	all  bytes.Buffer
+	text string
+	seen chan struct{}
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	before := strings.Contains(w.String(), w.text)
+	n, err := w.all.Write(p)
+	if !before && strings.Contains(w.String(), w.text) {
+		close(w.seen)
+	}
+	return n, err
+}
+
+func (w *watched) String() string { return w.all.String() }
 
 // awaitStop waits until a child stands still.
 func awaitStop(t *testing.T, pid int) {

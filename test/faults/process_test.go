@@ -107,6 +107,40 @@ func (w *town) leader(account string) string {
 	return leaders[sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})]
 }
 
+// awaitYield waits until the others agree that one of them leads an account's shard.
+func (w *town) awaitYield(victim, account string) {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	shard := sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})
+	for last := ""; ; {
+		leaders := map[string]bool{}
+		for _, n := range w.nodes.Nodes() {
+			if n == victim {
+				continue
+			}
+			status, err := w.links.Status(ctx, n)
+			if err != nil {
+				w.t.Fatalf("shard %d is still led by %s: %v", shard, last, err)
+			}
+			for _, s := range status.GetShards() {
+				if s.GetShard() == shard {
+					last = s.GetLeader()
+					leaders[last] = true
+				}
+			}
+		}
+		if len(leaders) == 1 && last != victim && last != "" {
+			return
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			w.t.Fatalf("%s hangs and still leads shard %d", victim, shard)
+		}
+	}
+}
+
 func (w *town) arm(node string, point fault.Name, action fault.Action) {
 	w.t.Helper()
 	form := url.Values{"point": {string(point)}, "action": {string(action)}}
@@ -201,8 +235,8 @@ func (w *town) awaitExit(node string) {
 }
 
 // outlast brings a victim of a point that has acted through: load is what runs
-// meanwhile and must end while the victim is harmed.
-func (w *town) outlast(victim string, point fault.Name, action fault.Action, outcome faults.Outcome, load <-chan struct{}) {
+// meanwhile and must end while the victim is harmed. The victim led the account.
+func (w *town) outlast(victim, account string, point fault.Name, action fault.Action, outcome faults.Outcome, load <-chan struct{}) {
 	w.t.Helper()
 	ended := func() {
 		w.t.Helper()
@@ -242,7 +276,15 @@ func (w *town) outlast(victim string, point fault.Name, action fault.Action, out
 			w.t.Fatal(err)
 		}
 		again()
-	case faults.GoesOn, faults.Refuses:
+	case faults.Yields:
+		w.awaitYield(victim, account)
+		ended()
+		w.arm(victim, point, fault.None)
+		w.ready()
+		if !w.nodes.Running(victim) || strings.Contains(w.nodes.Since(victim), "store has failed") {
+			w.t.Errorf("%s did not go on after it hung at %s", victim, point)
+		}
+	case faults.GoesOn, faults.Hangs, faults.Refuses:
 		w.arm(victim, point, fault.None)
 		ended()
 		if !w.nodes.Running(victim) || strings.Contains(w.nodes.Since(victim), "store has failed") {
@@ -298,10 +340,11 @@ func (w *town) act(c faults.Case, action fault.Action) {
 	if got := w.submit(command(payer, "open-"+name, fmt.Sprintf(`Deposit","amountMinor":%d`, deposit))); got.Executed != 1 {
 		t.Fatalf("deposit: %+v", got)
 	}
-	victim := w.leader(payer)
+	led := payer
 	if c.Victim == faults.Destination {
-		victim = w.leader(receiver)
+		led = receiver
 	}
+	victim := w.leader(led)
 	before := w.acted(victim, c.Point, action)
 	w.arm(victim, c.Point, action)
 	if c.Victim == faults.Drained {
@@ -319,7 +362,7 @@ func (w *town) act(c faults.Case, action fault.Action) {
 		first, err = w.trySubmit(lines...)
 	}()
 	w.awaitAction(victim, c.Point, action, before)
-	w.outlast(victim, c.Point, action, c.Outcomes[action], load)
+	w.outlast(victim, led, c.Point, action, c.Outcomes[action], load)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +428,7 @@ func TestPointsWhileKeysExpire(t *testing.T) {
 				load := make(chan struct{})
 				close(load)
 				one()
-				w.outlast(victim, c.Point, action, c.Outcomes[action], load)
+				w.outlast(victim, "a", c.Point, action, c.Outcomes[action], load)
 				one()
 				w.audit()
 			})

@@ -12,6 +12,6 @@
 // persistence/replica (sync, TermStart, log floor) it obeys that code's mutants.
 //
 // All choices of the world come from a seed; a failing seed is printed with the hash
-// of its history, and SIM_SEED=n runs it alone. Decision 11 says why Raft is modelled,
+// of its history, and SIM_SEED=n runs it alone. Decision 13 says why Raft is modelled,
 // and how exactly a seed repeats.
 package sim

@@ -57,11 +57,12 @@ func (n *node) start() {
 	}
 	n.starts++
 	closed := make(chan struct{})
-	rt, err := actors.New(actors.Config{
-		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: shards, Courier: &courier{w, n.number},
-		SendTimeout: time.Second, Retry: actors.Retry{First: 20 * time.Millisecond, Most: time.Second, Steady: true},
-		Passivation: time.Second, Logger: slog.New(slog.DiscardHandler),
-	})
+	cfg := actors.Config{
+		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: func() uint32 { return shards }, Courier: &courier{w, n.number},
+		Logger: slog.New(slog.DiscardHandler),
+	}
+	w.settings.change(&cfg)
+	rt, err := actors.New(cfg)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -106,6 +107,9 @@ func (n *node) open(s int, r sharding.Range, closed chan struct{}) (*persistence
 	interval := 150*time.Millisecond + w.span(dice, 100*time.Millisecond)
 	if w.roll(dice, 3) == 0 {
 		interval *= 8
+	}
+	if w.settings.flush > 0 {
+		interval = w.settings.flush
 	}
 	cfg := persistence.Config{
 		Path: n.path(s), ClusterID: "sim", Shard: uint32(s), Range: r, Epoch: 1, Generation: uint64(n.number + 1),
@@ -275,6 +279,18 @@ func (w *world) harm(dice *rand.Rand) {
 				n.start()
 			}
 		}
+	}
+}
+
+// appoint has a replica stand for election until it has a lease.
+func (w *world) appoint(n int, shard uint32) {
+	p := w.nodes[n].peer(shard)
+	for leads := false; !leads; {
+		p.do(func() { p.stand(true) })
+		pause(100 * time.Millisecond)
+		answer := make(chan bool, 1)
+		p.do(func() { answer <- p.role == leader && p.lease != nil && p.lease.term == p.term })
+		leads = <-answer
 	}
 }
 

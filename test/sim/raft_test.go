@@ -161,7 +161,7 @@ func (p *peer) durably(then func()) {
 func (p *peer) sync() {
 	p.syncing = true
 	upTo, delay := len(p.file), 100*time.Microsecond+p.chance(time.Millisecond)
-	if p.world.slow || p.dice.IntN(30) == 0 {
+	if p.world.slow || p.dice.IntN(30) == 0 && !p.world.settings.calm {
 		delay += p.chance(30 * time.Millisecond)
 	}
 	p.after(delay, func() {
@@ -189,7 +189,7 @@ func (p *peer) send(to int, f func(*peer)) {
 	if w.lucky(p.dice, 30) {
 		delay += p.chance(100 * time.Millisecond)
 	}
-	if lost {
+	if lost || w.silent(p.shard) {
 		return
 	}
 	arrive := func() {

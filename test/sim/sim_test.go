@@ -151,27 +151,33 @@ func live(t *testing.T, seed uint64, dir string) (tally map[string]int, trace ui
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, seed, dir)
+		w := newWorld(t, seed, dir, faultySettings())
 		w.load()
 		w.heal()
 		if w.whole() {
 			w.judge()
 		}
-		for _, n := range w.nodes {
-			n.stop()
-		}
-		w.wg.Wait()
+		ended := time.Since(w.began)
+		w.end()
 		tally, trace = w.tally, w.trace
-		t.Logf("seed %d, trace %016x, %v: %s", seed, w.trace, time.Since(w.began), report(w.tally))
+		t.Logf("seed %d, trace %016x, %v: %s", seed, w.trace, ended, report(w.tally))
 		if t.Failed() {
 			t.Logf("again: SIM_SEED=%d SIM_TRACE=1 go test -run TestSeeds$ ./test/sim", seed)
 		}
-		pause(time.Minute) // timers of the actor system run out
 	})
 	if err := os.RemoveAll(dir); err != nil {
 		t.Error(err)
 	}
 	return tally, trace
+}
+
+// end stops all processes and waits for what they have begun.
+func (w *world) end() {
+	for _, n := range w.nodes {
+		n.stop()
+	}
+	w.wg.Wait()
+	pause(time.Minute) // timers of the actor system run out
 }
 
 // load runs the clients while the nemesis is at work.
@@ -244,12 +250,8 @@ func (w *world) judge() {
 		w.fail("%v", err)
 	}
 	w.history.Resolve(again, w.history.Now())
-	for waited := time.Duration(0); !w.settled(); waited += 50 * time.Millisecond {
-		if waited > patience {
-			w.fail("the world does not come to rest")
-			return
-		}
-		pause(50 * time.Millisecond)
+	if !w.rest() {
+		return
 	}
 	ops = w.history.Ops()
 	for _, err := range []error{check.Versions(ops), check.Linearizable(ops, registerIDs(), time.Minute)} {
@@ -259,6 +261,18 @@ func (w *world) judge() {
 	}
 	w.judgeStores()
 	w.judgeMoney(ops)
+}
+
+// rest waits until the world has settled.
+func (w *world) rest() bool {
+	for waited := time.Duration(0); !w.settled(); waited += 50 * time.Millisecond {
+		if waited > patience {
+			w.fail("the world does not come to rest")
+			return false
+		}
+		pause(50 * time.Millisecond)
+	}
+	return true
 }
 
 // settled reports whether all replicas have applied the same and no row is on its
@@ -277,31 +291,35 @@ func (w *world) settled() bool {
 	return true
 }
 
-// judgeStores recounts every store. That replicas have equal content the ledger has
-// seen at every index.
+// judgeStores recounts every store.
 func (w *world) judgeStores() {
 	var keys, effects, numbered, applied uint64
 	for s := range uint32(shards) {
-		var first *persistence.Audit
-		for _, n := range w.nodes {
-			audit, err := n.peer(s).store.Audit(context.Background())
-			if err != nil {
-				w.fail("audit: %v", err)
-				return
-			}
-			for _, finding := range audit.Findings {
-				w.fail("n%d, shard %d: %s", n.number, s, finding)
-			}
-			if first == nil {
-				first = audit
-			}
-		}
+		first := w.audit(s)
 		keys, effects = keys+first.KeysLive, effects+first.Effects
 		numbered, applied = numbered+first.Numbered, applied+first.Applied
 	}
 	if effects != clients*commands || keys != effects || numbered != applied {
 		w.fail("%d commands made %d keys and %d effects; %d rows, %d applied", clients*commands, keys, effects, numbered, applied)
 	}
+}
+
+// audit recounts all stores of a shard. That replicas have equal content the ledger
+// has seen at every index.
+func (w *world) audit(shard uint32) (first *persistence.Audit) {
+	for _, n := range w.nodes {
+		audit, err := n.peer(shard).store.Audit(context.Background())
+		if err != nil {
+			w.t.Fatalf("seed %d: audit: %v", w.seed, err)
+		}
+		for _, finding := range audit.Findings {
+			w.fail("n%d, shard %d: %s", n.number, shard, finding)
+		}
+		if first == nil {
+			first = audit
+		}
+	}
+	return first
 }
 
 // judgeMoney compares what is stored with what clients were told.

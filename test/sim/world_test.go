@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"writ/actors"
 	"writ/actors/account"
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
@@ -32,6 +33,7 @@ type world struct {
 	seed     uint64
 	dir      string
 	registry *entity.Registry
+	settings settings
 	nodes    []*node
 	ledgers  [shards]*ledger
 	history  *check.History
@@ -43,22 +45,51 @@ type world struct {
 	mu     sync.Mutex
 	chance map[string]*rand.Rand // a stream of choices for each thing that has some
 	cut    [nodes][nodes]bool    // from, to
+	mute   [shards]bool          // whose replicas do not hear each other
 	hint   [shards]int           // who is believed to lead
 	calm   bool                  // no more faults
 	tally  map[string]int
 	trace  uint64
 }
 
-func newWorld(t *testing.T, seed uint64, dir string) *world {
+// settings are what a world may have otherwise than TestSeeds.
+type settings struct {
+	kinds  []entity.Definer
+	change func(*actors.Config)
+	// calm: no faults, and disks and processors that are never slow.
+	calm bool
+	// flush is the interval of flushes, 0 as the dice say.
+	flush time.Duration
+	// way comes between a relay and the network, on the sending node.
+	way func(ctx context.Context, req *nodev1.DeliverRequest, send deliverFunc) (*nodev1.DeliverResponse, error)
+}
+
+type deliverFunc func() (*nodev1.DeliverResponse, error)
+
+func faultySettings() settings {
+	return settings{
+		kinds: account.Kinds(),
+		change: func(c *actors.Config) {
+			c.SendTimeout = time.Second
+			c.Retry = actors.Retry{First: 20 * time.Millisecond, Most: time.Second, Steady: true}
+			c.Passivation = time.Second
+		},
+		way: func(_ context.Context, _ *nodev1.DeliverRequest, send deliverFunc) (*nodev1.DeliverResponse, error) {
+			return send()
+		},
+	}
+}
+
+func newWorld(t *testing.T, seed uint64, dir string, s settings) *world {
 	t.Helper()
 	w := &world{
-		t: t, seed: seed, dir: dir, chance: map[string]*rand.Rand{}, tally: map[string]int{},
+		t: t, seed: seed, dir: dir, settings: s, calm: s.calm, chance: map[string]*rand.Rand{}, tally: map[string]int{},
 		began: time.Now(), history: check.NewHistory(),
 	}
-	w.slow = w.roll(w.dice("disks"), 4) == 0
-	w.busy = w.roll(w.dice("processors"), 4) == 0
+	w.slow = w.lucky(w.dice("disks"), 4)
+	w.busy = w.lucky(w.dice("processors"), 4)
 	var err error
-	if w.registry, err = entity.NewRegistry(account.Kinds()...); err != nil {
+	if w.registry, err = entity.NewRegistry(s.kinds...); err != nil {
 		t.Fatal(err)
 	}
 	for s := range shards {
@@ -187,7 +218,7 @@ func (w *world) whole() bool {
 func (w *world) guess(shard uint32, dice *rand.Rand) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if dice.IntN(10) == 0 {
+	if dice.IntN(10) == 0 && !w.settings.calm {
 		return dice.IntN(nodes)
 	}
 	return w.hint[shard]
@@ -212,6 +243,20 @@ func (w *world) cutOff(a, b int, both bool) {
 	w.cut[a][b] = true
 	w.cut[b][a] = w.cut[b][a] || both
 	w.tally["links cut"]++
+}
+
+// silence keeps the replicas of a shard from hearing each other, so that none can
+// lead, or ends that.
+func (w *world) silence(shard uint32, mute bool) {
+	w.mu.Lock()
+	w.mute[shard] = mute
+	w.mu.Unlock()
+}
+
+func (w *world) silent(shard uint32) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mute[shard]
 }
 
 func (w *world) join() {
@@ -271,7 +316,11 @@ type courier struct {
 	from  int
 }
 
-func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
+func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*nodev1.DeliverResponse, error) {
+	return c.world.settings.way(ctx, req, func() (*nodev1.DeliverResponse, error) { return c.send(ctx, req) })
+}
+
+func (c *courier) send(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
 	w := c.world
 	source, destination := req.GetRows()[0].GetSource(), req.GetRows()[0].GetDestination()
 	// A relay that ends while rows are told to it may send them and be followed at

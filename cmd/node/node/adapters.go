@@ -2,6 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"strconv"
 	"sync"
 
 	"writ/actors/entity"
@@ -29,7 +32,8 @@ func (h localHost) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*no
 		}
 		return &nodev1.ForwardResponse{Answer: &nodev1.ForwardResponse_Read{Read: res}}, nil
 	}
-	return p.runtime.Forward(ctx, req)
+	res, err := p.runtime.Forward(ctx, req)
+	return res, h.redirected(req.GetShard(), err)
 }
 
 // Deliver implements gateway.Host.
@@ -38,11 +42,28 @@ func (h localHost) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*no
 	if p == nil {
 		return nil, errNotFormed()
 	}
-	return p.runtime.Deliver(ctx, req)
+	res, err := p.runtime.Deliver(ctx, req)
+	return res, h.redirected(req.GetShard(), err)
+}
+
+// redirected names the leader in a refusal, if it is another node: the caller's
+// table may be older than this node's.
+func (h localHost) redirected(shard uint32, err error) error {
+	refused, ok := errors.AsType[*entity.Error](err)
+	if !ok || refused.Reason != entity.NotExecuted {
+		return err
+	}
+	leader, term := h.node.table.Leader(shard)
+	if leader == "" || leader == h.node.cfg.ID {
+		return err
+	}
+	named := *refused // answers may be shared
+	named.Details = maps.Clone(refused.Details)
+	return named.With("leader", leader).With("term", strconv.FormatUint(term, 10))
 }
 
 func errNotFormed() *entity.Error {
-	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet")
+	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet: node health says for whom it waits")
 }
 
 // control answers other nodes.
@@ -135,12 +156,15 @@ func (r reporter) Shards(ctx context.Context, node string) ([]*nodev1.ShardStatu
 type replicas struct {
 	parts *parts
 
+	// dropped is told of replicas that are no more.
+	dropped func(shard uint32)
+
 	mu     sync.Mutex
 	leases map[uint32]*replica.Lease // last one handed over
 }
 
-func newReplicas(p *parts) *replicas {
-	return &replicas{parts: p, leases: map[uint32]*replica.Lease{}}
+func newReplicas(p *parts, dropped func(shard uint32)) *replicas {
+	return &replicas{parts: p, dropped: dropped, leases: map[uint32]*replica.Lease{}}
 }
 
 // lead hands a lease to the gate, each one once. A lease that comes before its
@@ -148,10 +172,14 @@ func newReplicas(p *parts) *replicas {
 func (r *replicas) lead(shard uint32, lease *replica.Lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if lease == nil || r.leases[shard] == lease {
-		return
+	if _, open := r.leases[shard]; open {
+		r.hand(shard, lease)
 	}
-	if _, open := r.leases[shard]; !open {
+}
+
+// hand is lead for a shard whose gate is open. The caller holds mu.
+func (r *replicas) hand(shard uint32, lease *replica.Lease) {
+	if lease == nil || r.leases[shard] == lease {
 		return
 	}
 	r.leases[shard] = lease
@@ -160,13 +188,41 @@ func (r *replicas) lead(shard uint32, lease *replica.Lease) {
 
 // Open implements cluster.Replicas.
 func (r *replicas) Open(c cluster.ReplicaConfig) error {
-	err := r.parts.host.Open(replica.ShardConfig{
-		Shard: c.Shard, Range: c.Range, Epoch: c.Epoch, Generation: c.Generation,
-		GenerationWidth: c.GenerationWidth, Bootstrap: replicaServers(c.Bootstrap),
-	})
+	err := r.parts.host.Open(shardConfig(c))
+	if errors.Is(err, replica.ErrDropped) {
+		return cluster.ErrOutOfDate
+	}
 	if err != nil {
 		return err
 	}
+	return r.gate(c)
+}
+
+// Reopen implements cluster.Replicas. The gate of the failed replica goes first:
+// it has the old store.
+func (r *replicas) Reopen(c cluster.ReplicaConfig) error {
+	if !r.parts.host.Reopenable(c.Shard) {
+		return nil
+	}
+	r.mu.Lock()
+	delete(r.leases, c.Shard)
+	r.mu.Unlock()
+	r.parts.runtime.Drop(c.Shard)
+	if err := r.parts.host.Reopen(shardConfig(c)); err != nil {
+		return err
+	}
+	return r.gate(c)
+}
+
+func shardConfig(c cluster.ReplicaConfig) replica.ShardConfig {
+	return replica.ShardConfig{
+		Shard: c.Shard, Range: c.Range, Epoch: c.Epoch, Generation: c.Generation,
+		GenerationWidth: c.GenerationWidth, Bootstrap: replicaServers(c.Bootstrap),
+	}
+}
+
+// gate opens the gate of a replica that has just been opened.
+func (r *replicas) gate(c cluster.ReplicaConfig) error {
 	opened := r.parts.host.Replica(c.Shard)
 	if opened == nil || opened.Store() == nil {
 		return nil // quarantined: it has no gate
@@ -175,9 +231,9 @@ func (r *replicas) Open(c cluster.ReplicaConfig) error {
 		return err
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.leases[c.Shard] = nil
-	r.mu.Unlock()
-	r.lead(c.Shard, opened.Lease())
+	r.hand(c.Shard, opened.Lease()) // read under the lock: a newer one may come through lead
 	return nil
 }
 
@@ -187,7 +243,11 @@ func (r *replicas) Drop(shard uint32) error {
 	delete(r.leases, shard)
 	r.mu.Unlock()
 	r.parts.runtime.Drop(shard)
-	return r.parts.host.Drop(shard)
+	if err := r.parts.host.Drop(shard); err != nil {
+		return err
+	}
+	r.dropped(shard) // after the last word of the replica
+	return nil
 }
 
 // Statuses implements cluster.Replicas.
@@ -235,11 +295,15 @@ func (p *parts) statuses() []*nodev1.ShardStatus {
 
 func replicaView(r *replica.Replica) *nodev1.ShardStatus {
 	st := r.Status()
-	return &nodev1.ShardStatus{
+	view := &nodev1.ShardStatus{
 		Shard: r.Shard(), Leader: st.Leader, Term: st.Term, Epoch: st.Epoch, Local: true, ReplicaGeneration: st.Generation,
 		AppliedIndex: st.AppliedIndex, CommitIndex: st.CommitIndex, State: string(st.State), Reason: st.Reason,
-		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes,
+		Voters: serverNodes(st.Voters), Learners: serverNodes(st.Learners), FileBytes: st.FileBytes, Format: st.Format,
 	}
+	if store := r.Store(); store != nil {
+		view.HashIndex, view.Hash = store.StateHash()
+	}
+	return view
 }
 
 // group is a replica as package cluster sees it.

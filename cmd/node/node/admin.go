@@ -10,6 +10,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/internal/format"
 	"writ/persistence"
 	"writ/persistence/replica"
 	nodev1 "writ/proto/writ/node/v1"
@@ -25,8 +26,9 @@ type admin struct {
 }
 
 const (
-	// probeSamplesMax bounds a disk probe.
+	// probeSamplesMax and probePauseMax bound a disk probe.
 	probeSamplesMax = 2000
+	probePauseMax   = 10 * time.Millisecond
 	// hashWait is how long an audit waits for one replica to reach its checkpoint.
 	hashWait = 10 * time.Second
 )
@@ -36,7 +38,7 @@ const (
 func (a *admin) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
 	n := a.node
 	readiness := n.Readiness()
-	res := &nodev1.StatusResponse{Node: n.cfg.ID, ClusterId: n.clusterID(), Version: Version, Ready: readiness.Ready}
+	res := &nodev1.StatusResponse{Node: n.cfg.ID, ClusterId: n.clusterID(), Version: Version, Ready: readiness.Ready, FormatMax: format.Max, Kinds: n.registry.Kinds()}
 	for _, m := range n.gossip.Members() {
 		res.Members = append(res.Members, memberStatus(m))
 	}
@@ -131,7 +133,7 @@ func (a *admin) AuditShard(ctx context.Context, req *nodev1.AuditShardRequest) (
 		Shard: req.GetShard(), Index: found.Index, Entities: found.Entities,
 		KeysLive: found.KeysLive, KeysExpired: found.KeysExpired, Effects: found.Effects,
 		RowsNumbered: found.Numbered, RowsPending: found.Pending, RowsSkipped: found.Skipped,
-		LanesParked: found.Parked, Applied: found.Applied, Findings: found.Findings,
+		LanesParked: found.Parked, Applied: found.Applied, Findings: append(found.Differences, found.Findings...),
 	}
 	a.compareReplicas(ctx, p, r, req.GetAudit(), res)
 	return res, nil
@@ -223,25 +225,33 @@ func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStream
 	if err := awaitBarrier(stream.Context(), lease); err != nil {
 		return gateway.ToStatus(err)
 	}
-	var failed error
-	err = p.host.Replica(req.GetShard()).Store().ScanLanes(func(source, destination entity.Ref, lane *recordv1.Lane, pending uint64) bool {
-		runs := lane.GetStatus() == recordv1.Lane_ACTIVE
-		if (runs && pending == 0 && !req.GetDrained()) || (runs && req.GetParkedOnly()) ||
-			!picks(req.GetFilter(), persistence.Pair{Source: source, Destination: destination}, lane) {
-			return true
-		}
-		failed = stream.Send(&nodev1.LaneInfo{Source: protoRef(source), Destination: protoRef(destination), Lane: lane})
-		return failed == nil
-	})
-	if failed != nil {
-		return failed
+	which := persistence.OpenLanes
+	switch {
+	case req.GetParkedOnly():
+		which = persistence.StandingLanes
+	case req.GetDrained():
+		which = persistence.EveryLane
 	}
-	return gateway.ToStatus(err)
+	store := p.host.Replica(req.GetShard()).Store()
+	for at := (persistence.Pair{}); ; {
+		lanes, err := store.LanesOf(which, at, pageRows)
+		if err != nil || len(lanes) == 0 {
+			return gateway.ToStatus(err)
+		}
+		for _, l := range lanes {
+			if at = l.Pair; picks(req.GetFilter(), at, l.Lane) {
+				if err := stream.Send(laneInfo(at, l.Lane)); err != nil {
+					return err
+				}
+			}
+		}
+	}
 }
 
 // DiskProbe implements AdminService.
 func (a *admin) DiskProbe(_ context.Context, req *nodev1.DiskProbeRequest) (*nodev1.DiskProbeResponse, error) {
-	p50, p99, err := probeDisk(a.node.cfg.Dir, int(min(max(req.GetSamples(), 1), probeSamplesMax)))
+	pause := min(max(time.Duration(req.GetPause()), 0), probePauseMax)
+	p50, p99, err := probeDisk(a.node.cfg.Dir, int(min(max(req.GetSamples(), 1), probeSamplesMax)), pause)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
 	}
@@ -308,4 +318,20 @@ func (a *admin) MoveShard(ctx context.Context, req *nodev1.MoveShardRequest) (*n
 		return nil, gateway.ToStatus(err)
 	}
 	return &nodev1.MoveShardResponse{}, nil
+}
+
+// Upgrade implements AdminService.
+func (a *admin) Upgrade(ctx context.Context, req *nodev1.UpgradeRequest) (*nodev1.UpgradeResponse, error) {
+	p := a.node.parts()
+	if p == nil {
+		return nil, gateway.ToStatus(errNotFormed())
+	}
+	if !p.meta.IsLeader() {
+		return forwardToNode(ctx, a, p.meta.Leader(), req, nodev1.AdminServiceClient.Upgrade)
+	}
+	from, to, err := p.control.Upgrade(ctx)
+	if err != nil {
+		return nil, gateway.ToStatus(err)
+	}
+	return &nodev1.UpgradeResponse{From: from, To: to}, nil
 }

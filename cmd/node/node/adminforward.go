@@ -3,11 +3,14 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
@@ -19,14 +22,15 @@ import (
 const hopHeader = "writ-forwarded"
 
 // clientOf connects to a node, carrying the operator's credential along. The
-// node leads what the call is about, as far as it is known here.
-func (a *admin) clientOf(ctx context.Context, node string) (context.Context, nodev1.AdminServiceClient, func(), error) {
+// node leads what the call is about, a shard or the cluster, as far as it is
+// known here.
+func (a *admin) clientOf(ctx context.Context, node, what string) (context.Context, nodev1.AdminServiceClient, func(), error) {
 	if node == "" || node == a.node.cfg.ID || len(metadata.ValueFromIncomingContext(ctx, hopHeader)) > 0 {
-		return nil, nil, nil, entity.Errorf(entity.NotExecuted, "there is no leader just now: try again")
+		return nil, nil, nil, entity.Errorf(entity.NotExecuted, "%s has no leader just now: see \"node cluster status\"", what)
 	}
 	addr, ok := a.node.table.Address(node)
 	if !ok {
-		return nil, nil, nil, entity.Errorf(entity.NotExecuted, "the address of node %s, the leader, is not known here", node)
+		return nil, nil, nil, entity.Errorf(entity.NotExecuted, "the address of node %s is not known here: see \"node cluster status\"", node)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
 	if err != nil {
@@ -43,32 +47,53 @@ func forwardUnary[Req, Resp any](ctx context.Context, a *admin, shard uint32, re
 	call func(nodev1.AdminServiceClient, context.Context, *Req, ...grpc.CallOption) (*Resp, error),
 ) (*Resp, error) {
 	leader, _ := a.node.table.Leader(shard)
-	return forwardToNode(ctx, a, leader, req, call)
+	return forwardTo(ctx, a, leader, shardName(shard), req, call)
 }
 
 func forwardToNode[Req, Resp any](ctx context.Context, a *admin, node string, req *Req,
 	call func(nodev1.AdminServiceClient, context.Context, *Req, ...grpc.CallOption) (*Resp, error),
 ) (*Resp, error) {
-	ctx, client, closeConn, err := a.clientOf(ctx, node)
+	return forwardTo(ctx, a, node, "the cluster", req, call)
+}
+
+func shardName(shard uint32) string { return fmt.Sprintf("shard %d", shard) }
+
+// unreachable says which node does not answer. gRPC's own text names an address,
+// which the operator's own connection could be taken for.
+func unreachable(node, what string, err error) error {
+	if st := status.Convert(err); st.Code() == codes.Unavailable && len(st.Details()) == 0 {
+		return gateway.ToStatus(entity.Errorf(entity.NotExecuted, "node %s, which has to answer for %s, does not: see \"node cluster status\"", node, what))
+	}
+	return err
+}
+
+func forwardTo[Req, Resp any](ctx context.Context, a *admin, node, what string, req *Req,
+	call func(nodev1.AdminServiceClient, context.Context, *Req, ...grpc.CallOption) (*Resp, error),
+) (*Resp, error) {
+	ctx, client, closeConn, err := a.clientOf(ctx, node, what)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
 	}
 	defer closeConn()
-	return call(client, ctx, req)
+	res, err := call(client, ctx, req)
+	if err != nil {
+		return nil, unreachable(node, what, err)
+	}
+	return res, nil
 }
 
 func forwardStream[Req, Resp any](a *admin, out grpc.ServerStreamingServer[Resp], shard uint32, req *Req,
 	call func(nodev1.AdminServiceClient, context.Context, *Req, ...grpc.CallOption) (grpc.ServerStreamingClient[Resp], error),
 ) error {
 	leader, _ := a.node.table.Leader(shard)
-	ctx, client, closeConn, err := a.clientOf(out.Context(), leader)
+	ctx, client, closeConn, err := a.clientOf(out.Context(), leader, shardName(shard))
 	if err != nil {
 		return gateway.ToStatus(err)
 	}
 	defer closeConn()
 	in, err := call(client, ctx, req)
 	if err != nil {
-		return err
+		return unreachable(leader, shardName(shard), err)
 	}
 	for {
 		m, err := in.Recv()
@@ -76,7 +101,7 @@ func forwardStream[Req, Resp any](a *admin, out grpc.ServerStreamingServer[Resp]
 			return nil
 		}
 		if err != nil {
-			return err
+			return unreachable(leader, shardName(shard), err)
 		}
 		if err := out.Send(m); err != nil {
 			return err

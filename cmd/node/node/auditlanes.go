@@ -25,11 +25,16 @@ func (a *auditor) walk(ctx context.Context, p *parts, r *replica.Replica, s *sha
 	if s.sources == (persistence.Pair{}) && s.marks == (persistence.Pair{}) {
 		s.walkedHash, s.walkedClean = s.hash, true
 	}
-	lanes, err := r.Store().LanesAfter(s.sources, laneSlice)
-	if err != nil {
+	var (
+		lanes []persistence.LaneState
+		marks []persistence.MarkState
+	)
+	err := a.work(func() (err error) {
+		if lanes, err = r.Store().LanesAfter(s.sources, laneSlice); err == nil {
+			marks, err = r.Store().MarksAfter(s.marks, laneSlice)
+		}
 		return err
-	}
-	marks, err := r.Store().MarksAfter(s.marks, laneSlice)
+	})
 	if err != nil {
 		return err
 	}

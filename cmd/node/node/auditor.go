@@ -13,6 +13,7 @@ import (
 
 	"writ/persistence"
 	"writ/persistence/replica"
+	nodev1 "writ/proto/writ/node/v1"
 )
 
 // auditor recounts, in the background and with a small budget, the shards that
@@ -21,20 +22,25 @@ import (
 // finds it counts, logs and keeps for "node audit --deep" until it is gone. It
 // never repairs: a repair would hide what has gone wrong.
 //
-// It rests for auditRest times as long as it has worked, so that it takes at most
-// some two parts in a hundred of one core, and it leaves shards alone that have
-// not changed since they were found sound.
+// It rests for auditRest times as long as it has read stores, so that it takes at
+// most some two parts in a hundred of one core, and it leaves shards alone that have
+// not changed since they were found sound, and whose other replicas have not either.
 type auditor struct {
 	node    *Node
 	metrics *auditMetrics
 
-	turn   sync.Mutex // held by the round in progress
-	mu     sync.Mutex
-	shards map[uint32]*shardAudit
+	leads   chan struct{} // a lease has begun
+	turn    sync.Mutex    // held by the round in progress
+	reports reports       // of the round in progress
+	worked  time.Duration // in the round in progress
+	mu      sync.Mutex
+	shards  map[uint32]*shardAudit
 }
 
 const (
 	auditRest = 50
+	// auditSoon is when a round begins after a lease has.
+	auditSoon = time.Second
 	// auditAgain is when an unchanged shard is recounted all the same.
 	auditAgain = 10 * time.Minute
 	// laneSlice is the number of lanes compared in one round, on each side.
@@ -116,33 +122,52 @@ func newAuditor(n *Node, registry *prometheus.Registry) *auditor {
 		m.findings.WithLabelValues(string(kind)) // 0 from the start
 	}
 	registry.MustRegister(m.rounds, m.lanes, m.findings, m.phantoms)
-	return &auditor{node: n, metrics: m, shards: map[uint32]*shardAudit{}}
+	return &auditor{node: n, metrics: m, leads: make(chan struct{}, 1), shards: map[uint32]*shardAudit{}}
 }
 
 // run audits until the context ends.
 func (a *auditor) run(ctx context.Context) {
+	due := time.Now().Add(a.node.cfg.AuditInterval)
 	timer := time.NewTimer(a.node.cfg.AuditInterval)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-a.leads:
+			if soon := time.Now().Add(auditSoon); soon.Before(due) {
+				due = soon
+				timer.Reset(auditSoon)
+			}
+			continue
 		case <-timer.C:
 		}
-		began := time.Now()
-		a.round(ctx)
-		timer.Reset(max(a.node.cfg.AuditInterval, auditRest*time.Since(began)))
+		rest := max(a.node.cfg.AuditInterval, auditRest*a.round(ctx))
+		due = time.Now().Add(rest)
+		timer.Reset(rest)
 	}
 }
 
-// round looks at every shard led here.
-func (a *auditor) round(ctx context.Context) {
+// lead tells that this node leads a shard now. What the leader before had found is
+// to be known here soon: else an alarm would end although nothing has been mended.
+func (a *auditor) lead() {
+	select {
+	case a.leads <- struct{}{}:
+	default:
+	}
+}
+
+// round looks at every shard led here, and tells how long it has read stores. To
+// wait for the log or for other nodes is no work: if it counted, a busy hour of
+// leaders that come and go would put off what is to be found.
+func (a *auditor) round(ctx context.Context) (worked time.Duration) {
 	a.turn.Lock()
 	defer a.turn.Unlock()
 	p := a.node.parts()
 	if p == nil {
-		return
+		return 0
 	}
+	a.reports, a.worked = reports{}, 0
 	for _, r := range p.host.Replicas() {
 		lease := r.Lease()
 		if lease == nil || r.Store() == nil {
@@ -157,6 +182,14 @@ func (a *auditor) round(ctx context.Context) {
 		stop()
 		cancel()
 	}
+	return a.worked
+}
+
+// work counts what a part of the round takes.
+func (a *auditor) work(part func() error) error {
+	began := time.Now()
+	defer func() { a.worked += time.Since(began) }()
+	return part()
 }
 
 func (a *auditor) forget(shard uint32) {
@@ -181,15 +214,52 @@ func (a *auditor) state(shard uint32, term uint64) *shardAudit {
 func (a *auditor) shard(ctx context.Context, p *parts, r *replica.Replica, lease *replica.Lease) error {
 	s := a.state(r.Shard(), lease.Term())
 	_, hash := r.Store().StateHash()
-	if now := string(hash); now == s.soundHash && time.Since(s.soundAt) < auditAgain {
-		return nil
-	}
-	if string(hash) != s.hash || time.Since(s.finished) >= auditAgain {
+	switch now := string(hash); {
+	case now != s.hash || time.Since(s.finished) >= auditAgain || a.otherContent(ctx, r):
 		if err := a.recount(ctx, p, r, lease, s); err != nil {
 			return err
 		}
+	case now == s.soundHash && time.Since(s.soundAt) < auditAgain:
+		return nil
 	}
 	return a.walk(ctx, p, r, s)
+}
+
+// otherContent looks, without an entry in the log, whether a replica has other
+// content than this one: a node may have come back with a file that was changed
+// while it was away. It is a reason to recount, not a finding.
+func (a *auditor) otherContent(ctx context.Context, r *replica.Replica) bool {
+	st := r.Status()
+	index, hash := r.Store().StateHash()
+	for _, other := range append(st.Voters, st.Learners...) {
+		if m, known := a.node.gossip.Lookup(other.Node); other.Node == a.node.cfg.ID || !known || !m.Alive {
+			continue
+		}
+		shards, err := a.reports.of(ctx, reporter{a.node}, other.Node)
+		if err != nil {
+			continue // it does not answer, which proves nothing
+		}
+		for _, s := range shards {
+			if s.GetShard() == r.Shard() && s.GetHashIndex() == index && len(s.GetHash()) > 0 && string(s.GetHash()) != string(hash) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// reports are what other nodes say of their replicas, asked once a round.
+type reports map[string][]*nodev1.ShardStatus
+
+func (r reports) of(ctx context.Context, from reporter, node string) ([]*nodev1.ShardStatus, error) {
+	if shards, known := r[node]; known {
+		return shards, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reportWait)
+	defer cancel()
+	shards, err := from.Shards(ctx, node)
+	r[node] = shards // nothing, if it does not answer: it is not asked again in this round
+	return shards, err
 }
 
 // recount recounts a shard and compares its replicas, at one index.
@@ -198,10 +268,15 @@ func (a *auditor) recount(ctx context.Context, p *parts, r *replica.Replica, lea
 	if err := lease.Checkpoint(ctx, id); err != nil {
 		return err
 	}
-	found, err := r.Store().Audit(ctx)
+	var found *persistence.Audit
+	err := a.work(func() (err error) {
+		found, err = r.Store().Audit(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
+	// found.Differences tell of the past: they stay in the store's memory.
 	differ := a.compareReplicas(ctx, p, r, id)
 	keys := found.KeysLive + found.KeysExpired
 	recount := found.Findings

@@ -66,6 +66,29 @@ func (c *testCluster) start() {
 		c.nodes[name] = n
 		c.join = append(c.join, n.Addresses().Gossip)
 	}
+	c.awaitReady()
+}
+
+// restart starts nodes that were stopped, with the ports that they get now, and
+// waits until every shard is served.
+func (c *testCluster) restart(names ...string) {
+	c.t.Helper()
+	c.join = nil
+	for _, n := range c.nodes {
+		c.join = append(c.join, n.Addresses().Gossip)
+	}
+	for _, name := range names {
+		n, err := node.Start(c.t.Context(), c.config(name))
+		if err != nil {
+			c.t.Fatalf("start %s: %v", name, err)
+		}
+		c.nodes[name] = n
+	}
+	c.awaitReady()
+}
+
+func (c *testCluster) awaitReady() {
+	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
 	defer cancel()
 	for name, n := range c.nodes {
@@ -111,7 +134,12 @@ func (c *testCluster) client() *client.Client {
 
 func (c *testCluster) admin() nodev1.AdminServiceClient {
 	c.t.Helper()
-	conn, err := grpc.NewClient(c.addresses()[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return c.adminOf(c.names[0])
+}
+
+func (c *testCluster) adminOf(name string) nodev1.AdminServiceClient {
+	c.t.Helper()
+	conn, err := grpc.NewClient(c.nodes[name].Addresses().GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		c.t.Fatal(err)
 	}

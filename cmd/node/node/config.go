@@ -11,6 +11,7 @@ import (
 
 	"writ/actors/account"
 	"writ/actors/entity"
+	"writ/actors/gateway"
 )
 
 // Version is the version of this program.
@@ -51,7 +52,13 @@ type Config struct {
 	// FreeMin is the free space of the data disk, bytes, below which the node
 	// takes no commands and hands its leaderships over; 256 MiB if 0.
 	FreeMin uint64
-	Logger  *slog.Logger
+	// TraceEndpoint is the URL of a collector that takes traces, OTLP over gRPC;
+	// "": nothing is traced.
+	TraceEndpoint string
+	// TraceRatio is the share of commands that are traced, 0 to 1, of those whose
+	// caller has not decided.
+	TraceRatio float64
+	Logger     *slog.Logger
 }
 
 const (
@@ -136,10 +143,25 @@ func (c Config) Validate() error {
 	if err := c.Limits.Validate(); err != nil && c.Limits != (Limits{}) {
 		errs = append(errs, err)
 	}
+	if err := c.checkTraces(); err != nil {
+		errs = append(errs, err)
+	}
 	if _, err := c.gossipKey(); err != nil {
 		errs = append(errs, err)
 	}
+	if c.Tokens != "" && c.GossipKey == "" {
+		errs = append(errs, errors.New("tokens without a gossip key: give all nodes one (head -c 32 /dev/urandom | base64); they prove themselves to each other with it, and without it whoever reaches the gRPC port could speak as a node, for every tenant"))
+	}
 	return errors.Join(errs...)
+}
+
+// nodeSecret is what nodes show each other, nil without a gossip key.
+func (c Config) nodeSecret() (*gateway.NodeSecret, error) {
+	key, err := c.gossipKey()
+	if err != nil || key == nil {
+		return nil, err
+	}
+	return gateway.NewNodeSecret(key)
 }
 
 func (c Config) gossipKey() ([]byte, error) {

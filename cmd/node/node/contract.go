@@ -72,8 +72,8 @@ func checkContract(c *nodev1.Contract, registry *entity.Registry) error {
 		errs = append(errs, fmt.Errorf("window is %v, but clients may retry a key for %v: a late retry would be executed again; raise --window or lower --retry-horizon", window, horizon))
 	}
 	for _, kind := range slices.Sorted(maps.Keys(c.GetWindowByKind())) {
-		if registry.Kind(kind) == nil {
-			errs = append(errs, fmt.Errorf("kind %q has a window in the contract but is not known here", kind))
+		if _, err := registry.Find(kind); err != nil {
+			errs = append(errs, fmt.Errorf("the contract has a window for a kind that this node lacks: %s", messageOf(err)))
 		}
 	}
 	all := windows(c, registry)

@@ -34,8 +34,9 @@ import (
 // What ends a node's process: handlers that call os.Exit, run in real processes
 // that a supervisor starts again.
 const (
-	dirVariable  = "WRIT_CRASH_DIR"
-	addrVariable = "WRIT_CRASH_ADDRESSES"
+	dirVariable  = "WRIT_CRASH_DIR"       // its base is the node's name
+	addrVariable = "WRIT_CRASH_ADDRESSES" // of all nodes, four each
+	mended       = "mended"               // a file beside the folders: handlers end nothing any more
 	exitCode     = 77
 )
 
@@ -57,7 +58,9 @@ func deadly() entity.Definer {
 	entity.Handle(k, func(c *entity.Context, s *wrapperspb.Int64Value, cmd *wrapperspb.StringValue) (*wrapperspb.Int64Value, error) {
 		switch cmd.GetValue() {
 		case "exit":
-			os.Exit(exitCode)
+			if _, err := os.Stat(filepath.Join(filepath.Dir(os.Getenv(dirVariable)), mended)); err != nil {
+				os.Exit(exitCode)
+			}
 		case "timer":
 			c.SetTimer("bomb", entity.Timer{Command: &wrapperspb.StringValue{Value: "exit"}})
 		case "event":
@@ -79,11 +82,18 @@ func deadly() entity.Definer {
 }
 
 func serve(dir string, addr []string) error {
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	n, err := node.Start(context.Background(), node.Config{
-		ID: "n1", Dir: dir, GRPC: addr[0], HTTP: addr[1], Gossip: addr[2], Raft: addr[3],
-		InitialNodes: []string{"n1"}, Cluster: "crash", Shards: 2, Kinds: append(account.Kinds(), deadly()), Logger: log,
-	})
+	cfg := node.Config{
+		ID: filepath.Base(dir), Dir: dir, Cluster: "crash", Shards: 2, Kinds: append(account.Kinds(), deadly()),
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	for i := range len(addr) / 4 {
+		name, own := fmt.Sprint("n", i+1), addr[4*i:4*i+4]
+		cfg.InitialNodes, cfg.Join = append(cfg.InitialNodes, name), append(cfg.Join, own[2])
+		if name == cfg.ID {
+			cfg.GRPC, cfg.HTTP, cfg.Gossip, cfg.Raft = own[0], own[1], own[2], own[3]
+		}
+	}
+	n, err := node.Start(context.Background(), cfg)
 	if err != nil {
 		return err
 	}
@@ -95,17 +105,26 @@ func serve(dir string, addr []string) error {
 	return n.Stop(ctx)
 }
 
-// supervised is a node that is started again whenever its process ends.
+// supervised are nodes that are started again whenever their process ends.
 type supervised struct {
 	t      *testing.T
+	dir    string
 	addr   []string
 	deaths atomic.Int64
 }
 
-func supervise(t *testing.T) *supervised {
+func supervise(t *testing.T, nodes int) *supervised {
 	t.Helper()
-	dir := t.TempDir()
-	s := &supervised{t: t, addr: ports(t, 4)}
+	s := &supervised{t: t, dir: t.TempDir(), addr: ports(t, 4*nodes)}
+	for i := range nodes {
+		s.start(fmt.Sprint("n", i+1))
+	}
+	return s
+}
+
+func (s *supervised) start(name string) {
+	t := s.t
+	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +136,7 @@ func supervise(t *testing.T) *supervised {
 			cmd := exec.CommandContext(ctx, os.Args[0])
 			cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 			cmd.WaitDelay = 15 * time.Second
-			cmd.Env = append(os.Environ(), dirVariable+"="+filepath.Join(dir, "n1"), addrVariable+"="+strings.Join(s.addr, ","))
+			cmd.Env = append(os.Environ(), dirVariable+"="+filepath.Join(s.dir, name), addrVariable+"="+strings.Join(s.addr, ","))
 			cmd.Stderr = log
 			err := cmd.Run()
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == exitCode {
@@ -134,11 +153,10 @@ func supervise(t *testing.T) *supervised {
 		if t.Failed() {
 			_, _ = log.Seek(0, io.SeekStart)
 			text, _ := io.ReadAll(log)
-			t.Logf("log:\n%s", text[max(0, len(text)-8000):])
+			t.Logf("log of %s:\n%s", name, text[max(0, len(text)-8000):])
 		}
 		_ = log.Close()
 	})
-	return s
 }
 
 func ports(t *testing.T, n int) []string {
@@ -155,9 +173,24 @@ func ports(t *testing.T, n int) []string {
 	return list
 }
 
+func (s *supervised) grpc() (list []string) {
+	for i := 0; i < len(s.addr); i += 4 {
+		list = append(list, s.addr[i])
+	}
+	return list
+}
+
+// mend has the handlers end nothing any more.
+func (s *supervised) mend() {
+	s.t.Helper()
+	if err := os.WriteFile(filepath.Join(s.dir, mended), nil, 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 func (s *supervised) client() *client.Client {
 	s.t.Helper()
-	cl, err := client.New(client.Config{Addresses: s.addr[:1]})
+	cl, err := client.New(client.Config{Addresses: s.grpc()})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -175,7 +208,7 @@ func (s *supervised) submit(ctx context.Context, cl *client.Client, id, what str
 func TestWhatEndsTheProcessIsStopped(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	s := supervise(t)
+	s := supervise(t, 1)
 	cl := s.client()
 	if _, err := cl.Submit(ctx, "account", "alice", "1", &accountv1.Deposit{AmountMinor: 5, Currency: "EUR"}, client.SubmitOptions{}); err != nil {
 		t.Fatal(err)
@@ -220,6 +253,89 @@ func TestWhatEndsTheProcessIsStopped(t *testing.T) {
 	if version := s.version(ctx, cl, "other", 2); version != 2 {
 		t.Errorf("good events: version %d", version)
 	}
+
+	// The operator sees what is refused and lifts it.
+	admin := s.admin(0)
+	crashes, err := admin.ListCrashes(ctx, &nodev1.ListCrashesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused []string
+	for _, c := range crashes.GetCrashes() {
+		if c.GetRefused() {
+			refused = append(refused, c.GetWhat())
+		}
+		if c.GetTimes() < 3 || c.GetLast() == 0 {
+			t.Errorf("crash: %v", c)
+		}
+	}
+	if len(crashes.GetCrashes()) != 3 || len(refused) != 1 || !strings.Contains(refused[0], "command google.protobuf.StringValue key \"exit\"") {
+		t.Fatalf("crashes: %v", crashes)
+	}
+	if res, err := admin.ForgetCrashes(ctx, &nodev1.ForgetCrashesRequest{What: "something else"}); err != nil || res.GetForgotten() != 0 {
+		t.Errorf("forget something else: %v, %v", res, err)
+	}
+	if res, err := admin.ForgetCrashes(ctx, &nodev1.ForgetCrashesRequest{What: refused[0]}); err != nil || res.GetForgotten() != 1 {
+		t.Errorf("forget: %v, %v", res, err)
+	}
+	s.mend()
+	if err := s.submit(ctx, cl, "command", "exit"); err != nil {
+		t.Errorf("the command, after it was forgiven: %v", err)
+	}
+	if n := s.deaths.Load(); n != 9 {
+		t.Errorf("the process ended %d times", n)
+	}
+}
+
+// A command that ends processes is stopped by all nodes together: what one knows
+// the others hear when it starts again.
+func TestCrashesAreCountedTogether(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	s := supervise(t, 3)
+	cl := s.client()
+	if err := s.submit(ctx, cl, "source", "good"); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for { // while no process is up, or no quorum, the client may give up
+		err = s.submit(ctx, cl, "command", "exit")
+		if e, ok := errors.AsType[*client.Error](err); err == nil || ctx.Err() != nil || ok && e.Reason == string(entity.HandlerPanic) {
+			break
+		}
+	}
+	if e, ok := errors.AsType[*client.Error](err); !ok || e.Reason != string(entity.HandlerPanic) || !strings.Contains(e.Error(), "node crashes") {
+		t.Fatalf("the deadly command: %v", err)
+	}
+	// Three, and those that happened before the others had been told.
+	deaths := s.deaths.Load()
+	t.Logf("%d processes ended", deaths)
+	if deaths < 3 || deaths > 5 {
+		t.Errorf("the command ended processes %d times", deaths)
+	}
+	// Every node that may lead refuses it, also when it is asked again and again.
+	for range 20 {
+		err := s.submit(ctx, cl, "command", "exit")
+		if e, ok := errors.AsType[*client.Error](err); !ok || e.Reason != string(entity.HandlerPanic) {
+			t.Errorf("the deadly command again: %v", err)
+		}
+	}
+	for i, name := range []string{"n1", "n2", "n3"} { // through any node, for each
+		admin := s.admin((i + 1) % 3)
+		res := eventually(t, func(ctx context.Context) (*nodev1.ListCrashesResponse, error) {
+			return admin.ListCrashes(ctx, &nodev1.ListCrashesRequest{Node: name})
+		})
+		if len(res.GetCrashes()) != 1 || !res.GetCrashes()[0].GetRefused() || res.GetNode() != name {
+			t.Errorf("crashes of %s: %v", name, res)
+		}
+		if res, err := admin.ForgetCrashes(ctx, &nodev1.ForgetCrashesRequest{Node: name}); err != nil || res.GetForgotten() != 1 || res.GetNode() != name {
+			t.Errorf("forget on %s: %v, %v", name, res, err)
+		}
+	}
+	s.mend()
+	if err := s.submit(ctx, cl, "command", "exit"); err != nil {
+		t.Errorf("the command, after it was forgiven: %v", err)
+	}
 }
 
 // version waits until an entity has reached a version.
@@ -232,15 +348,21 @@ func (s *supervised) version(ctx context.Context, cl *client.Client, id string, 
 	return res.Version
 }
 
-// parked waits for the one lane that is parked.
-func (s *supervised) parked(ctx context.Context) *recordv1.Lane {
+// admin is the way of operators to a node.
+func (s *supervised) admin(i int) nodev1.AdminServiceClient {
 	s.t.Helper()
-	conn, err := grpc.NewClient(s.addr[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(s.grpc()[i], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	defer func() { _ = conn.Close() }()
-	admin := nodev1.NewAdminServiceClient(conn)
+	s.t.Cleanup(func() { _ = conn.Close() })
+	return nodev1.NewAdminServiceClient(conn)
+}
+
+// parked waits for the one lane that is parked.
+func (s *supervised) parked(ctx context.Context) *recordv1.Lane {
+	s.t.Helper()
+	admin := s.admin(0)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {

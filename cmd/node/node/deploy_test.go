@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -110,9 +111,9 @@ func TestPrometheusFiresAnAlert(t *testing.T) {
 		t.Skip("SKIP prometheus: it is not installed (Debian: prometheus)")
 	}
 	c := newCluster(t, 3, nil)
-	url := runPrometheus(t, prometheus, c)
+	watched := c.watchAlerts(prometheus)
 	eventually(t, func(ctx context.Context) (string, error) {
-		text, err := get(ctx, url+"/api/v1/query?query=sum(writ_shard_leads)")
+		text, err := get(ctx, watched.url+"/api/v1/query?query=sum(writ_shard_leads)")
 		if err == nil && !strings.Contains(text, `"4"]`) {
 			err = fmt.Errorf("the four shards are not seen yet: %s", text)
 		}
@@ -127,7 +128,7 @@ func TestPrometheusFiresAnAlert(t *testing.T) {
 	broken := time.Now()
 	for _, alert := range []string{"WritPreconditionUnmet", "WritShardWithoutLeader", "WritNodeDown"} {
 		eventually(t, func(ctx context.Context) (string, error) {
-			text, err := get(ctx, url+"/api/v1/query?query=ALERTS{alertname=%22"+alert+"%22,alertstate=%22firing%22}")
+			text, err := get(ctx, watched.url+"/api/v1/query?query=ALERTS{alertname=%22"+alert+"%22,alertstate=%22firing%22}")
 			if err == nil && !strings.Contains(text, alert) {
 				err = fmt.Errorf("%s does not fire: %s", alert, text)
 			}
@@ -140,9 +141,36 @@ func TestPrometheusFiresAnAlert(t *testing.T) {
 	}
 }
 
-// runPrometheus starts a Prometheus that scrapes a cluster once a second.
-func runPrometheus(t *testing.T, program string, c *testCluster) (url string) {
+// alerts are a Prometheus that scrapes a cluster; nil if there is none.
+type alerts struct {
+	t   *testing.T
+	url string
+}
+
+// await waits until the alert of a precondition fires, or does not.
+func (a *alerts) await(precondition string, fires bool) {
+	if a == nil {
+		return
+	}
+	a.t.Helper()
+	query := "/api/v1/query?query=" + url.QueryEscape(fmt.Sprintf(`ALERTS{alertname="WritPreconditionUnmet",alertstate="firing",precondition=%q}`, precondition))
+	eventually(a.t, func(ctx context.Context) (string, error) {
+		text, err := get(ctx, a.url+query)
+		if err == nil && strings.Contains(text, `"WritPreconditionUnmet"`) != fires {
+			err = fmt.Errorf("the alert of %s firing is not %v: %s", precondition, fires, text)
+		}
+		return text, err
+	})
+}
+
+// watchAlerts starts a Prometheus that scrapes the cluster once a second; nil if
+// there is no program.
+func (c *testCluster) watchAlerts(program string) *alerts {
+	t := c.t
 	t.Helper()
+	if program == "" {
+		return nil
+	}
 	rules, err := filepath.Abs(filepath.Join(deployDir, "prometheus/rules.yml"))
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +198,15 @@ func runPrometheus(t *testing.T, program string, c *testCluster) (url string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cancel(); _ = cmd.Wait() })
-	return "http://" + addr
+	a := &alerts{t: t, url: "http://" + addr}
+	eventually(t, func(ctx context.Context) (string, error) { // it begins some seconds after its start
+		text, err := get(ctx, a.url+"/api/v1/query?query="+url.QueryEscape("count(up == 1)"))
+		if err == nil && !strings.Contains(text, fmt.Sprintf(`"%d"]`, len(c.names))) {
+			err = fmt.Errorf("not all nodes are scraped yet: %s", text)
+		}
+		return text, err
+	})
+	return a
 }
 
 func get(ctx context.Context, url string) (string, error) {

@@ -33,6 +33,8 @@ type hands struct {
 	mu      sync.Mutex
 	free    []int
 	crashes map[string]*crashCount
+	// elsewhere is what other nodes have said of their own processes, by node.
+	elsewhere map[string]map[string]uint32
 }
 
 // crashCount is how often the process has ended with something in hand.
@@ -57,7 +59,7 @@ const (
 // openHands opens the files in a node's folder, counts what was in hand when the
 // last process ended, and says so in the log.
 func openHands(dir string, log *slog.Logger) (*hands, error) {
-	h := &hands{path: filepath.Join(dir, crashesFile), log: log, crashes: map[string]*crashCount{}}
+	h := &hands{path: filepath.Join(dir, crashesFile), log: log, crashes: map[string]*crashCount{}, elsewhere: map[string]map[string]uint32{}}
 	f, err := os.OpenFile(filepath.Join(dir, handsFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open crash marker: %w", err)
@@ -67,6 +69,11 @@ func openHands(dir string, log *slog.Logger) (*hands, error) {
 	defer func() { _ = f.Close() }()
 	if err := f.Truncate(handSlots * handSize); err != nil {
 		return nil, fmt.Errorf("open crash marker: %w", err)
+	}
+	// In real blocks: a write into a hole of the map would end the process once the
+	// disk is full. Where the file system cannot do that the hole stays.
+	if err := syscall.Fallocate(int(f.Fd()), 0, 0, handSlots*handSize); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
+		return nil, fmt.Errorf("make room for the crash marker: %w", err)
 	}
 	if h.data, err = syscall.Mmap(int(f.Fd()), 0, handSlots*handSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED); err != nil {
 		return nil, fmt.Errorf("map crash marker: %w", err)
@@ -78,7 +85,7 @@ func openHands(dir string, log *slog.Logger) (*hands, error) {
 			h.found(h.text(slot))
 		}
 	}
-	h.save()
+	h.keep()
 	return h, nil
 }
 
@@ -129,10 +136,12 @@ func (h *hands) Take(what string) (leave func()) {
 func (h *hands) Crashes(what string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if c := h.crashes[short(what)]; c != nil {
-		return c.Crashes
+	what = short(what)
+	times := h.others(what)
+	if c := h.crashes[what]; c != nil {
+		times += c.Crashes
 	}
-	return 0
+	return times
 }
 
 // Count implements actors.Hands.
@@ -144,7 +153,7 @@ func (h *hands) Count(what string) bool {
 		return false
 	}
 	c.Counted++
-	h.save()
+	h.keep()
 	return true
 }
 
@@ -185,16 +194,21 @@ func (h *hands) load() {
 	}
 }
 
-// save writes the counts. A failure costs no more than a count.
-func (h *hands) save() {
-	text, err := json.MarshalIndent(h.crashes, "", "  ")
-	if err == nil {
-		temp := h.path + ".new"
-		if err = os.WriteFile(temp, text, 0o600); err == nil {
-			err = os.Rename(temp, h.path)
-		}
-	}
-	if err != nil {
+// keep writes the counts. A failure costs no more than a count.
+func (h *hands) keep() {
+	if err := h.save(); err != nil {
 		h.log.Warn("what was counted of crashes cannot be written", slog.Any("error", err))
 	}
+}
+
+func (h *hands) save() error {
+	text, err := json.MarshalIndent(h.crashes, "", "  ")
+	if err != nil {
+		return err
+	}
+	temp := h.path + ".new"
+	if err := os.WriteFile(temp, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temp, h.path)
 }

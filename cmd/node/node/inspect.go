@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -73,7 +74,32 @@ func (a *admin) Inspect(ctx context.Context, req *nodev1.InspectRequest) (*nodev
 	if err := inspect(store, a.node.registry.Kind(ref.Kind), ref, req, res); err != nil {
 		return nil, gateway.ToStatus(err)
 	}
+	// What a program of earlier days has stored is shown; nothing, of a kind that
+	// is not registered, is a misspelt name.
+	if res.GetEntity() == nil && res.GetKey() == nil && len(res.GetIncoming()) == 0 && len(res.GetOutgoing()) == 0 {
+		if err := a.findKinds(ref.Kind); err != nil {
+			return nil, gateway.ToStatus(err)
+		}
+	}
 	return res, nil
+}
+
+// findKinds refuses kinds that are not registered, with the list of those that are.
+func (a *admin) findKinds(kinds ...string) error {
+	for _, kind := range kinds {
+		if _, err := a.node.registry.Find(kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// messageOf is an error's text without its reason, to be quoted in another one.
+func messageOf(err error) string {
+	if e, ok := errors.AsType[*entity.Error](err); ok {
+		return e.Message
+	}
+	return err.Error()
 }
 
 // inspect reads an entity without payloads: they may be nobody's business.

@@ -60,8 +60,10 @@ func (a *admin) laneOf(ctx context.Context, name *nodev1.LaneName) (p *parts, sh
 	if err := awaitBarrier(ctx, lease); err != nil {
 		return nil, shard, at, nil, err
 	}
-	if lane, err = p.host.Replica(shard).Store().Lane(at); err == nil && lane == nil {
-		err = entity.Errorf(entity.Invalid, "there is no lane from %v to %v", at.Source, at.Destination)
+	if lane, err = p.host.Replica(shard).Store().Lane(at.Source, at.Destination); err == nil && lane == nil {
+		if err = a.findKinds(at.Source.Kind, at.Destination.Kind); err == nil {
+			err = entity.Errorf(entity.Invalid, "there is no lane from %v to %v", at.Source, at.Destination)
+		}
 	}
 	return p, shard, at, lane, err
 }
@@ -76,7 +78,7 @@ func (a *admin) ChangeLane(ctx context.Context, req *nodev1.ChangeLaneRequest) (
 		return forwardUnary(ctx, a, shard, req, nodev1.AdminServiceClient.ChangeLane)
 	}
 	store := p.host.Replica(shard).Store()
-	update, err := a.updateFor(ctx, p, req, at, lane)
+	update, err := updateFor(req, lane)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
 	}
@@ -85,7 +87,7 @@ func (a *admin) ChangeLane(ctx context.Context, req *nodev1.ChangeLaneRequest) (
 		if err := p.runtime.UpdateLane(ctx, shard, update); err != nil {
 			return nil, gateway.ToStatus(err)
 		}
-		if lane, err = store.Lane(at); err != nil {
+		if lane, err = store.Lane(at.Source, at.Destination); err != nil {
 			return nil, gateway.ToStatus(err)
 		}
 	}
@@ -97,12 +99,12 @@ func laneInfo(at persistence.Pair, lane *recordv1.Lane) *nodev1.LaneInfo {
 }
 
 // updateFor makes the record of an operator's verb; nil if nothing is to be done.
-func (a *admin) updateFor(ctx context.Context, p *parts, req *nodev1.ChangeLaneRequest, at persistence.Pair, lane *recordv1.Lane) (*recordv1.LaneUpdate, error) {
+func updateFor(req *nodev1.ChangeLaneRequest, lane *recordv1.Lane) (*recordv1.LaneUpdate, error) {
 	resume := &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Resume{Resume: true}}
 	status := lane.GetStatus()
 	switch verb := req.GetVerb(); {
 	case verb == nodev1.ChangeLaneRequest_SKIP:
-		return a.skipFor(ctx, p, req.GetSequence(), at, lane)
+		return skipFor(req.GetSequence(), lane)
 	case verb == nodev1.ChangeLaneRequest_REPLAY && status == recordv1.Lane_PAUSED:
 		return nil, entity.Errorf(entity.Invalid, "the lane is paused (%s): resume it", lane.GetReason())
 	case verb == nodev1.ChangeLaneRequest_RESUME && status == recordv1.Lane_PARKED:
@@ -123,29 +125,15 @@ func (a *admin) updateFor(ctx context.Context, p *parts, req *nodev1.ChangeLaneR
 	return nil, entity.Errorf(entity.Invalid, "say what to do with the lane")
 }
 
-// skipFor lets the first row of a standing lane be skipped, unless it has taken
-// effect already.
-func (a *admin) skipFor(ctx context.Context, p *parts, sequence uint64, at persistence.Pair, lane *recordv1.Lane) (*recordv1.LaneUpdate, error) {
+// skipFor lets the first row of a standing lane be skipped. Whether it has taken
+// effect already its destination says, when the skip comes there.
+func skipFor(sequence uint64, lane *recordv1.Lane) (*recordv1.LaneUpdate, error) {
 	first := lane.GetConfirmed() + 1
 	switch {
 	case lane.GetStatus() == recordv1.Lane_ACTIVE:
 		return nil, entity.Errorf(entity.Invalid, "the lane is active, its rows are on their way: pause it first")
 	case sequence != first || first > lane.GetNumbered():
 		return nil, entity.Errorf(entity.Invalid, "row %d is not the first of the lane: it is confirmed up to %d of %d", sequence, lane.GetConfirmed(), lane.GetNumbered())
-	}
-	rows, err := p.host.Replica(sharding.Locate(a.node.table.Shards(), at.Source)).Store().Rows(at.Source, at.Destination, first, 1, 0)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 1 && rows[0].GetLaneSequence() == first && rows[0].GetEvent() == nil {
-		return nil, nil // skipped before
-	}
-	applied, err := a.appliedThere(ctx, p, at)
-	if err != nil {
-		return nil, entity.Errorf(entity.NotExecuted, "whether %v has applied the row is not known: its shard has no leader just now", at.Destination)
-	}
-	if applied >= sequence {
-		return nil, entity.Errorf(entity.Invalid, "the destination has applied row %d: replay or resume the lane, and it will be confirmed", sequence)
 	}
 	return &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Skip{Skip: sequence}}, nil
 }
@@ -217,7 +205,7 @@ func (a *admin) ListOutbox(req *nodev1.ListOutboxRequest, stream grpc.ServerStre
 	left = min(left, rowsMax)
 	store := p.host.Replica(req.GetShard()).Store()
 	for at := (persistence.Pair{}); left > 0; {
-		lanes, err := store.LanesAfter(at, pageRows)
+		lanes, err := store.LanesOf(persistence.OpenLanes, at, pageRows)
 		if err != nil || len(lanes) == 0 {
 			return gateway.ToStatus(err)
 		}

@@ -44,7 +44,7 @@ func laneSide(store *persistence.Store, at persistence.Pair, asDestination bool)
 		out.Applied = mark.GetLaneSequence()
 		return out, err
 	}
-	lane, err := store.Lane(at)
+	lane, err := store.Lane(at.Source, at.Destination)
 	out.Numbered, out.Confirmed, out.Skipped = lane.GetNumbered(), lane.GetConfirmed(), lane.GetSkipped()
 	out.Pending = lane.GetNumbered() - lane.GetConfirmed()
 	return out, err

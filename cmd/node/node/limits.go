@@ -2,9 +2,12 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
 
 	"writ/actors"
 	"writ/actors/gateway"
@@ -31,9 +34,18 @@ func ParseLimits(text []byte) (Limits, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&l); err != nil {
-		return l, fmt.Errorf("limits: %w", err)
+		return l, fmt.Errorf("limits: %w; there are entities: {%s}, gateway: {%s}", err, fieldNames(l.Entities), fieldNames(l.Gateway))
 	}
 	return l, l.Validate()
+}
+
+// fieldNames lists the fields of a struct as JSON names them.
+func fieldNames(v any) string {
+	var names []string
+	for field := range reflect.TypeOf(v).Fields() {
+		names = append(names, cmp.Or(field.Tag.Get("json"), field.Name))
+	}
+	return strings.Join(names, ", ")
 }
 
 // Validate checks all limits, each and against the others: what one part lets

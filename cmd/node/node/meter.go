@@ -96,12 +96,22 @@ type meteredLease struct {
 
 // Propose implements actors.Lease.
 func (l *meteredLease) Propose(rec *recordv1.Record, done func(error)) {
+	l.Lease.Propose(rec, l.measured(rec, done))
+}
+
+// ProposeWithin implements actors.Lease. The patience counts as latency.
+func (l *meteredLease) ProposeWithin(patience time.Duration, rec *recordv1.Record, done func(error)) {
+	l.Lease.ProposeWithin(patience, rec, l.measured(rec, done))
+}
+
+// measured begins to measure a proposal and returns what ends it.
+func (l *meteredLease) measured(rec *recordv1.Record, done func(error)) func(error) {
 	began, keyed := time.Now(), rec.GetCommit().GetKey() != nil
 	_, mark := rec.GetBody().(*recordv1.Record_Lane)
 	if keyed {
 		l.enter(began)
 	}
-	l.Lease.Propose(rec, func(err error) {
+	return func(err error) {
 		took := time.Since(began).Seconds()
 		l.meter.commit.Observe(took)
 		if keyed {
@@ -110,7 +120,7 @@ func (l *meteredLease) Propose(rec *recordv1.Record, done func(error)) {
 		}
 		l.meter.countRefused(err, mark)
 		done(err)
-	})
+	}
 }
 
 func (l *meteredLease) enter(at time.Time) {

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -13,6 +15,7 @@ import (
 type metrics struct {
 	plain    map[actors.Counter]prometheus.Counter
 	labelled map[actors.Counter]*prometheus.CounterVec
+	lateness prometheus.Histogram // of timers
 }
 
 // counterHelp describes the counters; those with a label name it.
@@ -35,7 +38,6 @@ func counterHelp() map[actors.Counter]struct{ help, label string } {
 		actors.TimersSkipped: {"Missed times of repeated timers that were skipped, by how late they were found.", "late"},
 		actors.TimersFailed:  {"Failures of timers' commands.", ""},
 		actors.TimersParked:  {"Timers parked after too many failures.", ""},
-		actors.TimerLateness: {"How late timers were, all together, milliseconds.", ""},
 	}
 }
 
@@ -56,6 +58,11 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			v.WithLabelValues(value)
 		}
 	}
+	m.lateness = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "writ_timer_lateness_seconds", Help: "How late timers were when they were done.",
+		Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600},
+	})
+	registry.MustRegister(m.lateness)
 	registerExternal(registry)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -72,6 +79,10 @@ func initially(name actors.Counter) []string {
 
 // Add implements actors.Metrics.
 func (m *metrics) Add(counter actors.Counter, label string, n int) {
+	if counter == actors.TimerLateness {
+		m.lateness.Observe((time.Duration(n) * time.Millisecond).Seconds())
+		return
+	}
 	if c := m.plain[counter]; c != nil {
 		c.Add(float64(n))
 		return

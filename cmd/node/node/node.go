@@ -14,6 +14,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
 	"writ/sharding/cluster"
@@ -42,6 +43,7 @@ type Node struct {
 	listeners listeners
 	disk      *diskGuard
 	hands     *hands
+	tracing   *tracing // nil: off
 
 	inner    atomic.Pointer[parts] // nil until the cluster is formed
 	draining atomic.Bool
@@ -50,15 +52,17 @@ type Node struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	stopOnce sync.Once
+	stopped  chan struct{} // closed when stopErr is valid
 	stopErr  error
+	step     atomic.Value // string: what the stop is doing
 }
 
 // listeners are bound before anything else: a port in use is known at once.
 type listeners struct{ grpc, http, raft net.Listener }
 
 // Start binds the ports, opens the data folder and starts the node. It returns
-// before the cluster is formed; see AwaitReady. The context bounds nothing but
-// the start itself; end the node with Stop.
+// before the cluster is formed; see AwaitReady. The context is not used: nothing
+// here waits, and the node ends with Stop.
 func Start(_ context.Context, cfg Config) (*Node, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.Validate(); err != nil {
@@ -96,6 +100,9 @@ func (n *Node) open() (err error) {
 	if n.hands, err = openHands(n.cfg.Dir, n.log); err != nil {
 		return err
 	}
+	if n.tracing, err = openTracing(n.cfg); err != nil {
+		return err
+	}
 	n.disk = newDiskGuard(n.cfg.Dir, n.cfg.FreeMin, n.log, n.leaveLeading)
 	if err := n.checkNewCluster(); err != nil {
 		return err
@@ -117,7 +124,7 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	n.formation, err = cluster.NewFormation(cluster.FormationConfig{
-		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, InitialNodes: n.cfg.InitialNodes,
+		Identity: n.identity, Zone: n.cfg.Zone, FormatMax: format.Max, InitialNodes: n.cfg.InitialNodes,
 		Directory: directory{n.gossip}, Peers: n.peers, Configured: n.configured, Logger: n.log,
 	})
 	return err
@@ -182,7 +189,11 @@ func (n *Node) advertised(l net.Listener) string {
 
 func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 	limits := n.cfg.Limits.Gateway
-	if n.pool, err = gateway.NewPool(gateway.PoolConfig{Addresses: n.table, Limits: limits}); err != nil {
+	secret, err := n.cfg.nodeSecret()
+	if err != nil {
+		return err
+	}
+	if n.pool, err = gateway.NewPool(gateway.PoolConfig{Addresses: n.table, Secret: secret, Limits: limits}); err != nil {
 		return err
 	}
 	n.peers = gateway.NewPeers(n.pool)
@@ -193,7 +204,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 		return err
 	}
 	entities, err := gateway.NewEntityService(gateway.EntityConfig{
-		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Logger: n.log,
+		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Tracer: n.tracing.port(), Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -205,7 +216,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 		return err
 	}
 	if n.server, err = gateway.NewServer(gateway.ServerConfig{
-		Entity: entities, Node: nodes, Credentials: credentials, Limits: limits, Logger: n.log,
+		Entity: entities, Node: nodes, Credentials: credentials, Secret: secret, Limits: limits, Logger: n.log,
 	}); err != nil {
 		return err
 	}

@@ -145,7 +145,10 @@ func TestBadStartIsRefusedByName(t *testing.T) {
 		"port in use":        {func(c *node.Config) { c.GRPC = busy.Addr().String() }, "address already in use"},
 		"gossip port in use": {func(c *node.Config) { c.Gossip = busy.Addr().String() }, "in use"},
 		"folder is a file":   {func(c *node.Config) { c.Dir = occupied }, occupied},
-		"no such tokens":     {func(c *node.Config) { c.Tokens = filepath.Join(t.TempDir(), "none") }, "no such file"},
+		"no such tokens": {func(c *node.Config) {
+			c.Tokens, c.GossipKey = filepath.Join(t.TempDir(), "none"), "c2l4dGVlbiBieXRlcyEhIQ=="
+		}, "no such file"},
+		"tokens without key": {func(c *node.Config) { c.Tokens = "tokens.json" }, "give all nodes one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := good()

@@ -1,7 +1,9 @@
 package node_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,6 +26,7 @@ import (
 	nodev1 "writ/proto/writ/node/v1"
 	testingv1 "writ/proto/writ/testing/v1"
 	writv1 "writ/proto/writ/v1"
+	"writ/sharding"
 )
 
 // dial is a plain gRPC connection, without the retries of package client.
@@ -285,6 +288,89 @@ func TestQuorumLost(t *testing.T) {
 	}
 }
 
+// TestOutcomeUnknown covers the row about leadership that is lost after a record was
+// proposed: clients that never stop sending meet the moment at which the quorum
+// goes. What the answer promises is then put to the test: with the quorum back, the
+// same key tells the outcome, and every command has taken effect once.
+func TestOutcomeUnknown(t *testing.T) {
+	acts := newActing()
+	c := newCluster(t, 3, acts.conf)
+	conn := c.dial("n1")
+	cl := writv1.NewEntityServiceClient(conn)
+	const clients = 16 // more than shards
+	ref := func(i int) string { return fmt.Sprint("unknown-", i) }
+	add := func(i, n int) *writv1.SubmitRequest {
+		return command(t, "order", ref(i), fmt.Sprint(n), &testingv1.Order{AmountMinor: 1, Currency: "EUR"})
+	}
+	type last struct {
+		client, command int
+		answer          answer
+	}
+	begun, failed := make(chan struct{}, clients), make(chan last, clients)
+	for i := range clients {
+		go func() {
+			for n := 0; ; n++ {
+				got := submit(t.Context(), cl, add(i, n))
+				if got.code != codes.OK {
+					failed <- last{i, n, got}
+					return
+				}
+				if n == 0 {
+					begun <- struct{}{}
+				}
+			}
+		}()
+	}
+	for range clients {
+		<-begun
+	}
+	for _, name := range []string{"n2", "n3"} {
+		if err := c.nodes[name].Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		delete(c.nodes, name)
+	}
+	unknown := 0
+	ends := make([]last, clients)
+	for range clients {
+		end := <-failed
+		ends[end.client] = end
+		got := end.answer
+		if got.code != codes.Unavailable || (got.reason != "NOT_EXECUTED" && got.reason != "OUTCOME_UNKNOWN") || !got.retry || got.replayed {
+			t.Errorf("without a quorum: %v", got)
+		}
+		if got.reason == "OUTCOME_UNKNOWN" {
+			unknown++
+		}
+	}
+	if unknown == 0 {
+		t.Error("no call was told that its outcome is unknown")
+	}
+	t.Logf("%d of %d clients were told OUTCOME_UNKNOWN", unknown, clients)
+	c.restart("n2", "n3")
+	for i, end := range ends {
+		again := eventually(t, func(ctx context.Context) (answer, error) {
+			got := submit(ctx, cl, add(i, end.command))
+			if got.code == codes.Unavailable {
+				return got, fmt.Errorf("%v", got)
+			}
+			return got, nil
+		})
+		if again.code != codes.OK || (again.replayed && end.answer.reason == "NOT_EXECUTED") {
+			t.Errorf("the same key again, after %v: %v", end.answer, again)
+		}
+		out, err := cl.Read(t.Context(), &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: "order", Id: ref(i)}})
+		var sum testingv1.Sum
+		if err == nil {
+			err = out.GetState().UnmarshalTo(&sum)
+		}
+		if want := uint64(end.command + 1); err != nil || sum.GetOrders() != want {
+			t.Errorf("%s: %d orders, want %d: %v", ref(i), sum.GetOrders(), want, err)
+		}
+	}
+	c.audit()
+}
+
 // TestCredentials covers the rows about who calls.
 func TestCredentials(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens.json")
@@ -292,7 +378,8 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	acts := newActing()
-	c := newCluster(t, 1, func(cfg *node.Config) { acts.conf(cfg); cfg.Tokens = tokens })
+	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{7}, 32))
+	c := newCluster(t, 3, func(cfg *node.Config) { acts.conf(cfg); cfg.Tokens, cfg.GossipKey = tokens, key })
 	conn := c.dial("n1")
 	cl := writv1.NewEntityServiceClient(conn)
 	as := func(token string) context.Context {
@@ -320,6 +407,21 @@ func TestCredentials(t *testing.T) {
 	}
 	if g, err := writv1.NewGuaranteeServiceClient(conn).Get(as("token-a"), &writv1.GetGuaranteeRequest{}); err != nil || len(g.GetClauses()) != 5 {
 		t.Errorf("guarantee with a client's token: %v, %v", g, err)
+	}
+	// The service between nodes takes the tenant from the request: no token opens
+	// it, nor does the knowledge of the cluster's id.
+	st, err := nodev1.NewAdminServiceClient(conn).Status(as("token-o"), &nodev1.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward := &nodev1.ForwardRequest{
+		ClusterId: st.GetClusterId(), Shard: sharding.Locate(4, entity.Ref{Tenant: "other", Kind: "actor", ID: "a"}), Tenant: "other",
+		Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{Entity: req.GetEntity()}},
+	}
+	for _, token := range []string{"token-a", "token-o"} {
+		if _, err := nodev1.NewNodeServiceClient(conn).Forward(as(token), forward); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("as a node, with %s: %v", token, err)
+		}
 	}
 }
 

@@ -10,14 +10,11 @@ import (
 
 	"writ/actors"
 	"writ/actors/entity"
-	"writ/persistence"
+	"writ/internal/format"
 	"writ/persistence/replica"
 	"writ/sharding/cluster"
 	"writ/sharding/membership"
 )
-
-// formatMax is the newest disk format that this program reads.
-const formatMax = persistence.Format
 
 // unflushedMax is the size of what a shard holds in memory only at which new
 // commands are refused: well below the size at which the replica gives up.
@@ -59,6 +56,7 @@ func (n *Node) form(ctx context.Context) error {
 	}
 	n.inner.Store(p)
 	n.wg.Go(func() { n.watchMeta(ctx, p) })
+	n.wg.Go(func() { n.exchangeCrashes(ctx) })
 	p.agent.Run(ctx)
 	return nil
 }
@@ -71,6 +69,9 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 			return
 		case <-p.meta.Changed():
 			n.checkStart(p)
+			if err := n.identity.NoteFormat(replica.ActiveFormat(p.meta.State())); err != nil {
+				n.log.Warn("the active format is not noted", slog.Any("error", err))
+			}
 			p.agent.Poke()
 			n.router.Wake()
 		}
@@ -80,18 +81,19 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 	p = &parts{node: n.cfg.ID, disk: n.disk, stopping: &n.draining, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
-		Node: n.cfg.ID, Registry: n.registry, Window: p.window, Courier: n.router, Admit: p.admit,
-		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Logger: n.log,
+		Node: n.cfg.ID, Registry: n.registry, Shards: n.table.Shards, Window: p.window, Courier: n.router, Admit: p.admit,
+		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Tracer: n.tracing.port(), Logger: n.log,
 	}); err != nil {
 		return nil, err
 	}
-	replicas := newReplicas(p)
+	replicas := newReplicas(p, n.table.forget)
 	if p.host, err = replica.NewHost(replica.Config{
 		Node: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: formed.ClusterID, Dir: n.cfg.Dir,
 		Listener: n.listeners.raft, Resolve: n.raftAddress,
 		OnLease: func(shard uint32, lease *replica.Lease) {
 			n.gossip.Announce(membership.LeaderHint{Shard: shard, Epoch: lease.Epoch(), Term: lease.Term(), Node: n.cfg.ID})
 			replicas.lead(shard, lease)
+			n.auditor.lead()
 			n.routesChanged()
 		},
 		OnLeader: func(shard uint32, node string, epoch, term uint64) {
@@ -119,7 +121,7 @@ func (n *Node) openAgent(p *parts, replicas *replicas, clusterID string) {
 	})
 	p.agent = cluster.NewAgent(cluster.AgentConfig{
 		Registrar: cluster.NewRegistrar(cluster.RegistrarConfig{
-			Identity: n.identity, Zone: n.cfg.Zone, FormatMax: formatMax, Meta: p.meta, Members: members,
+			Identity: n.identity, Zone: n.cfg.Zone, FormatMax: format.Max, Meta: p.meta, Members: members,
 			Controller: p.control, Peers: n.peers, Directory: directory{n.gossip}, Logger: n.log,
 		}),
 		Controller: p.control,

@@ -58,6 +58,8 @@ type observedShard struct {
 	// leads: the lease is here. Then live and voters are known.
 	leads        bool
 	live, voters int
+	// dead are the nodes of the placement that gossip does not have alive.
+	dead []string
 	// trouble of the local replica, "" if there is none or no replica.
 	trouble string
 }
@@ -154,8 +156,12 @@ func leadersKnown(o observation) string {
 func replicasComplete(o observation) string {
 	var reasons []string
 	for _, s := range o.shards {
-		if s.leads && s.live < o.replicate {
+		switch {
+		case s.leads && s.live < o.replicate:
 			reasons = append(reasons, fmt.Sprintf("shard %d: %d of %d voters are alive, wanted are %d", s.shard, s.live, s.voters, o.replicate))
+		case s.leads:
+		case len(s.dead) > 0: // the leader knows better, if there is one
+			reasons = append(reasons, fmt.Sprintf("shard %d: not alive: %s", s.shard, strings.Join(s.dead, ", ")))
 		}
 	}
 	return list(reasons)

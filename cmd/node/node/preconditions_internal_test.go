@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -42,7 +43,7 @@ func TestEveryPreconditionCanBreak(t *testing.T) {
 		"window_covers_retries": {func(o *observation) { o.windows["account"] = time.Second }},
 		"leaders_known":         {func(o *observation) { o.shards[1].leader = "" }, func(o *observation) { o.shards = nil }},
 		"meta_group":            {func(o *observation) { o.meta = "no leader" }},
-		"replicas_complete":     {func(o *observation) { o.shards[0].live = 2 }},
+		"replicas_complete":     {func(o *observation) { o.shards[0].live = 2 }, func(o *observation) { o.shards[1].dead = []string{"n3"} }},
 		"storage_sound":         {func(o *observation) { o.shards[1].trouble = "quarantined: truncated" }},
 		"disk_space":            {func(o *observation) { o.disk = "full" }},
 	}
@@ -63,6 +64,20 @@ func TestEveryPreconditionCanBreak(t *testing.T) {
 					t.Errorf("%s broken (%d): %s says %q", name, i, pre.name, reason)
 				}
 			}
+		}
+	}
+}
+
+// TestEveryPreconditionAlerts covers that the tests of the alert rules, which promtool
+// runs, break each precondition.
+func TestEveryPreconditionAlerts(t *testing.T) {
+	text, err := os.ReadFile("../../../deploy/prometheus/rules_test.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pre := range preconditions() {
+		if !strings.Contains(string(text), "exp_labels: {severity: page, precondition: "+pre.name+"}") {
+			t.Errorf("no alert of %s is tested", pre.name)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -16,33 +17,79 @@ const (
 	leaveTimeout    = time.Second
 )
 
+// ErrUnfinished is wrapped by the error of a Stop whose time was over before its
+// end. The process may end all the same: what is acknowledged is synced in the log,
+// and the next start replays what did not get into the files.
+var ErrUnfinished = errors.New("stopped before the end")
+
 // Stop ends the node in order: not ready, leaderships handed over, calls in
 // progress finished, gossip left, files closed. It may be called more than once;
-// all calls wait for the same stop.
+// all calls wait for the same stop, each for its own time. After ErrUnfinished
+// the node must not be started again in this process.
 func (n *Node) Stop(ctx context.Context) error {
-	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
-	return n.stopErr
+	n.stopOnce.Do(func() {
+		n.stopped = make(chan struct{})
+		go func() { // ends when everything has; a hanging disk may keep it for good
+			defer close(n.stopped)
+			n.stopErr = n.stop(ctx)
+		}()
+	})
+	select {
+	case <-n.stopped:
+		return n.stopErr
+	case <-ctx.Done():
+		return fmt.Errorf("%w, while %s", ErrUnfinished, n.stopping())
+	}
+}
+
+// The steps of a stop that may take their time.
+const (
+	stepHandOver = "leaderships were handed over"
+	stepCalls    = "calls in progress were finished"
+	stepGossip   = "gossip was left"
+	stepFiles    = "files were closed"
+)
+
+// stopping says what a stop is doing.
+func (n *Node) stopping() string {
+	step, _ := n.step.Load().(string)
+	p := n.parts()
+	if step != stepFiles || p == nil {
+		return step
+	}
+	if open := p.host.Unclosed(); len(open) > 0 {
+		return fmt.Sprintf("%s: not flushed are shards %v, which the next start replays from the log", step, open)
+	}
+	return step
 }
 
 func (n *Node) stop(ctx context.Context) error {
 	n.draining.Store(true)
 	n.log.Info("stopping")
+	n.step.Store(stepHandOver)
 	if p := n.parts(); p != nil {
 		n.handOver(ctx, p)
 	}
+	n.step.Store(stepCalls)
 	calls, cancel := context.WithTimeout(ctx, inFlightTimeout)
 	defer cancel()
 	n.server.Shutdown(calls)
-	var errs []error
+	n.step.Store(stepGossip)
 	if err := n.gossip.Leave(leaveTimeout); err != nil {
 		// Nobody heard; they will notice.
 		n.log.Warn("gossip was not told of the stop", slog.Any("error", err))
 	}
 	n.cancel()
-	errs = append(errs, n.close(ctx))
+	n.step.Store(stepFiles)
+	closed := n.parts()
+	unbounded := context.WithoutCancel(ctx) // whoever waits gives up by itself
+	err := n.close(unbounded)
 	n.wg.Wait()
+	if p := n.parts(); p != nil && closed == nil { // opened meanwhile
+		err = errors.Join(err, p.close(unbounded))
+	}
 	n.log.Info("stopped")
-	return errors.Join(errs...)
+	return err
 }
 
 // leaveLeading hands leaderships over while the node goes on.
@@ -96,6 +143,9 @@ func (n *Node) close(ctx context.Context) error {
 		if l != nil {
 			_ = l.Close() // its server may have closed it
 		}
+	}
+	if n.tracing != nil {
+		n.tracing.close(ctx)
 	}
 	if n.identity != nil {
 		errs = append(errs, n.identity.Close())

@@ -40,6 +40,14 @@ func (t *table) observe(shard uint32, v leaderView) {
 	t.local[shard] = v
 }
 
+// forget drops what a local replica believed that is no more: nobody would ever
+// correct it, and gossip's hint of the same term would not count against it.
+func (t *table) forget(shard uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.local, shard)
+}
+
 // Shards implements gateway.Table.
 func (t *table) Shards() uint32 { return uint32(len(t.shards())) }
 

@@ -151,7 +151,7 @@ func (n *Node) observe() observation {
 	}
 	o.replicate = wantedReplicas(state)
 	for _, placed := range state.GetShards() {
-		o.shards = append(o.shards, n.observeShard(p, placed.GetShard()))
+		o.shards = append(o.shards, n.observeShard(p, placed))
 	}
 	return o
 }
@@ -168,15 +168,21 @@ func wantedReplicas(state *nodev1.MetaState) int {
 	return min(nodes, int(state.GetReplication()))
 }
 
-func (n *Node) observeShard(p *parts, shard uint32) observedShard {
+func (n *Node) observeShard(p *parts, placed *nodev1.ShardPlacement) observedShard {
+	shard := placed.GetShard()
 	s := observedShard{shard: shard}
 	s.leader, _ = n.table.Leader(shard)
+	for _, r := range placed.GetReplicas() {
+		if !n.alive(r.GetNode()) {
+			s.dead = append(s.dead, r.GetNode())
+		}
+	}
 	r := p.host.Replica(shard)
 	if r == nil {
 		return s
 	}
 	st := r.Status()
-	if st.State == replica.Quarantined || st.State == replica.Failed {
+	if st.State != replica.Serving && st.State != replica.Opening {
 		s.trouble = string(st.State) + ": " + st.Reason
 	}
 	if s.leads = r.Lease() != nil; !s.leads {
@@ -184,11 +190,17 @@ func (n *Node) observeShard(p *parts, shard uint32) observedShard {
 	}
 	s.voters = len(st.Voters)
 	for _, v := range st.Voters {
-		if m, known := n.gossip.Lookup(v.Node); v.Node == n.cfg.ID || (known && m.Alive) {
+		if n.alive(v.Node) {
 			s.live++
 		}
 	}
 	return s
+}
+
+// alive reports whether gossip has the node alive; this one is.
+func (n *Node) alive(name string) bool {
+	m, known := n.gossip.Lookup(name)
+	return name == n.cfg.ID || (known && m.Alive)
 }
 
 // contractView is the contract for clients.

@@ -125,7 +125,7 @@ func checkForgotten(t *testing.T, c *testCluster, send func(*writv1.SubmitReques
 		t.Errorf("late retry: %v, want EXPIRED for ever", got)
 	}
 	fresh := command(t, "brief", "a", "fresh", orderOf(1, nil))
-	fresh.IssuedAt = timestamppb.New(time.Now().Add(time.Second)) // of a clock that runs ahead
+	fresh.IssuedAt = timestamppb.New(time.Now().Add(shortWindow / 8)) // of a clock that runs ahead
 	if got := send(fresh); got.code != codes.OK || got.replayed {
 		t.Errorf("a command issued now: %v", got)
 	}

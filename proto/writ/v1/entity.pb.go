@@ -199,7 +199,8 @@ type SubmitRequest struct {
 	IdempotencyKey string     `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	Command        *anypb.Any `protobuf:"bytes,3,opt,name=command,proto3" json:"command,omitempty"`
 	// When the client first sent this command. Needed to refuse a retry that is
-	// older than what Writ remembers instead of executing it again.
+	// older than what Writ remembers instead of executing it again. The same in
+	// every retry.
 	IssuedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
 	// Copied into the answer; of use in SubmitStream.
 	Tag uint64 `protobuf:"varint,5,opt,name=tag,proto3" json:"tag,omitempty"`
@@ -296,7 +297,7 @@ type SubmitResponse struct {
 	Reply *anypb.Any             `protobuf:"bytes,1,opt,name=reply,proto3" json:"reply,omitempty"`
 	// The outcome was decided by an earlier call with the same key.
 	Replayed bool `protobuf:"varint,2,opt,name=replayed,proto3" json:"replayed,omitempty"`
-	// When the command was first accepted.
+	// When the command was first accepted; never before issued_at.
 	AcceptedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=accepted_at,json=acceptedAt,proto3" json:"accepted_at,omitempty"`
 	// The entity's version after the command.
 	Version uint64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`

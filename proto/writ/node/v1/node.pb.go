@@ -547,7 +547,9 @@ type DeliverResponse struct {
 	// The first row of the batch was beyond applied + 1: rewind to applied + 1.
 	Gap bool `protobuf:"varint,2,opt,name=gap,proto3" json:"gap,omitempty"`
 	// The row applied + 1 was refused; the rows behind it were not tried.
-	Refusal       *Refusal `protobuf:"bytes,3,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Refusal *Refusal `protobuf:"bytes,3,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	// The latest row that was skipped there, 0 for none: no handler has seen it.
+	Skipped       uint64 `protobuf:"varint,4,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -601,6 +603,13 @@ func (x *DeliverResponse) GetRefusal() *Refusal {
 		return x.Refusal
 	}
 	return nil
+}
+
+func (x *DeliverResponse) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
 }
 
 // Refusal says why an event handler did not take a row.
@@ -782,12 +791,13 @@ func (x *PromiseResponse) GetZone() string {
 // RegisterRequest announces a node that holds no meta replica yet, or whose
 // entry has changed.
 type RegisterRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Incarnation   string                 `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Zone          string                 `protobuf:"bytes,4,opt,name=zone,proto3" json:"zone,omitempty"`
-	FormatMax     uint32                 `protobuf:"varint,5,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Node        string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Incarnation string                 `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Zone        string                 `protobuf:"bytes,4,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Newest format that the node's program reads.
+	FormatMax     uint32 `protobuf:"varint,5,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1314,8 +1324,11 @@ type MetaState struct {
 	// replica of every shard, or their contents would differ. Fixed when the
 	// cluster begins.
 	GenerationWidth int64 `protobuf:"varint,8,opt,name=generation_width,json=generationWidth,proto3" json:"generation_width,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What may be written; 0 stands for 1. No node whose program does not read it
+	// is registered. It never falls.
+	ActiveFormat  uint32 `protobuf:"varint,9,opt,name=active_format,json=activeFormat,proto3" json:"active_format,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
@@ -1400,6 +1413,13 @@ func (x *MetaState) GetReplication() uint32 {
 func (x *MetaState) GetGenerationWidth() int64 {
 	if x != nil {
 		return x.GenerationWidth
+	}
+	return 0
+}
+
+func (x *MetaState) GetActiveFormat() uint32 {
+	if x != nil {
+		return x.ActiveFormat
 	}
 	return 0
 }
@@ -1704,9 +1724,12 @@ func (x *Contract) GetRetryHorizon() int64 {
 
 // MetaCommand is one entry of the meta group's log: a compare-and-set.
 type MetaCommand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	BaseVersion   uint64                 `protobuf:"varint,1,opt,name=base_version,json=baseVersion,proto3" json:"base_version,omitempty"`
-	Next          *MetaState             `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	BaseVersion uint64                 `protobuf:"varint,1,opt,name=base_version,json=baseVersion,proto3" json:"base_version,omitempty"`
+	Next        *MetaState             `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	// The active format of the state that it was based on; 0 stands for 1. What is
+	// newer than the reader stops its meta replica.
+	Format        uint32 `protobuf:"varint,3,opt,name=format,proto3" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1755,6 +1778,13 @@ func (x *MetaCommand) GetNext() *MetaState {
 	return nil
 }
 
+func (x *MetaCommand) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1793,15 +1823,19 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 
 // StatusResponse is one node's view.
 type StatusResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
-	Meta          *MetaState             `protobuf:"bytes,5,opt,name=meta,proto3" json:"meta,omitempty"`
-	Shards        []*ShardStatus         `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
-	Members       []*MemberStatus        `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
-	MetaLeader    string                 `protobuf:"bytes,8,opt,name=meta_leader,json=metaLeader,proto3" json:"meta_leader,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Node       string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	ClusterId  string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Version    string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Ready      bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	Meta       *MetaState             `protobuf:"bytes,5,opt,name=meta,proto3" json:"meta,omitempty"`
+	Shards     []*ShardStatus         `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
+	Members    []*MemberStatus        `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
+	MetaLeader string                 `protobuf:"bytes,8,opt,name=meta_leader,json=metaLeader,proto3" json:"meta_leader,omitempty"`
+	// Newest format that this node's program reads.
+	FormatMax uint32 `protobuf:"varint,9,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
+	// Names of the kinds that this node's program defines.
+	Kinds         []string `protobuf:"bytes,10,rep,name=kinds,proto3" json:"kinds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1892,6 +1926,20 @@ func (x *StatusResponse) GetMetaLeader() string {
 	return ""
 }
 
+func (x *StatusResponse) GetFormatMax() uint32 {
+	if x != nil {
+		return x.FormatMax
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
 // ShardStatus is this node's view of one shard.
 type ShardStatus struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1909,8 +1957,13 @@ type ShardStatus struct {
 	Voters            []string `protobuf:"bytes,11,rep,name=voters,proto3" json:"voters,omitempty"`
 	Learners          []string `protobuf:"bytes,12,rep,name=learners,proto3" json:"learners,omitempty"`
 	FileBytes         int64    `protobuf:"varint,13,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Newest format of the entries that the local replica has applied.
+	Format uint32 `protobuf:"varint,14,opt,name=format,proto3" json:"format,omitempty"`
+	// Content of the local replica at an index.
+	HashIndex     uint64 `protobuf:"varint,15,opt,name=hash_index,json=hashIndex,proto3" json:"hash_index,omitempty"`
+	Hash          []byte `protobuf:"bytes,16,opt,name=hash,proto3" json:"hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShardStatus) Reset() {
@@ -2032,6 +2085,27 @@ func (x *ShardStatus) GetFileBytes() int64 {
 		return x.FileBytes
 	}
 	return 0
+}
+
+func (x *ShardStatus) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
+func (x *ShardStatus) GetHashIndex() uint64 {
+	if x != nil {
+		return x.HashIndex
+	}
+	return 0
+}
+
+func (x *ShardStatus) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
 }
 
 // MemberStatus is gossip's view of one node.
@@ -2559,8 +2633,11 @@ func (x *AuditLane) GetApplied() uint64 {
 }
 
 type DiskProbeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Samples       uint32                 `protobuf:"varint,1,opt,name=samples,proto3" json:"samples,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Samples uint32                 `protobuf:"varint,1,opt,name=samples,proto3" json:"samples,omitempty"`
+	// The pause before each sample, nanoseconds; at most 10 ms. A disk, and a
+	// machine, that has just been idle answers later than one that is kept busy.
+	Pause         int64 `protobuf:"varint,2,opt,name=pause,proto3" json:"pause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2598,6 +2675,13 @@ func (*DiskProbeRequest) Descriptor() ([]byte, []int) {
 func (x *DiskProbeRequest) GetSamples() uint32 {
 	if x != nil {
 		return x.Samples
+	}
+	return 0
+}
+
+func (x *DiskProbeRequest) GetPause() int64 {
+	if x != nil {
+		return x.Pause
 	}
 	return 0
 }
@@ -3233,6 +3317,464 @@ func (x *OutboxRow) GetStatus() v11.Lane_Status {
 	return v11.Lane_Status(0)
 }
 
+type ListTimersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Empty fields pick all.
+	Tenant     string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Kind       string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id         string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
+	ParkedOnly bool   `protobuf:"varint,5,opt,name=parked_only,json=parkedOnly,proto3" json:"parked_only,omitempty"`
+	// Only those whose time has passed.
+	LateOnly bool `protobuf:"varint,6,opt,name=late_only,json=lateOnly,proto3" json:"late_only,omitempty"`
+	// At most so many; 1000 if 0.
+	Limit         uint32 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTimersRequest) Reset() {
+	*x = ListTimersRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTimersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTimersRequest) ProtoMessage() {}
+
+func (x *ListTimersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTimersRequest.ProtoReflect.Descriptor instead.
+func (*ListTimersRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ListTimersRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ListTimersRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ListTimersRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ListTimersRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ListTimersRequest) GetParkedOnly() bool {
+	if x != nil {
+		return x.ParkedOnly
+	}
+	return false
+}
+
+func (x *ListTimersRequest) GetLateOnly() bool {
+	if x != nil {
+		return x.LateOnly
+	}
+	return false
+}
+
+func (x *ListTimersRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// TimerInfo is a timer with its name.
+type TimerInfo struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Entity *v11.Ref               `protobuf:"bytes,1,opt,name=entity,proto3" json:"entity,omitempty"`
+	Name   string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Without its message's bytes.
+	Timer *v11.Timer `protobuf:"bytes,3,opt,name=timer,proto3" json:"timer,omitempty"`
+	Bytes uint64     `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// For how long it has been due, by the leader's clock, nanoseconds; 0: it is not.
+	Late          int64 `protobuf:"varint,5,opt,name=late,proto3" json:"late,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TimerInfo) Reset() {
+	*x = TimerInfo{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TimerInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TimerInfo) ProtoMessage() {}
+
+func (x *TimerInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TimerInfo.ProtoReflect.Descriptor instead.
+func (*TimerInfo) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *TimerInfo) GetEntity() *v11.Ref {
+	if x != nil {
+		return x.Entity
+	}
+	return nil
+}
+
+func (x *TimerInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TimerInfo) GetTimer() *v11.Timer {
+	if x != nil {
+		return x.Timer
+	}
+	return nil
+}
+
+func (x *TimerInfo) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *TimerInfo) GetLate() int64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+type ListCrashesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose; empty: the node that is asked.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCrashesRequest) Reset() {
+	*x = ListCrashesRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCrashesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCrashesRequest) ProtoMessage() {}
+
+func (x *ListCrashesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCrashesRequest.ProtoReflect.Descriptor instead.
+func (*ListCrashesRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ListCrashesRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// Crash is something that a handler had in hand when a process ended.
+type Crash struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	What  string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`
+	// Of this node, and of the others as far as this one has heard.
+	Times     uint32 `protobuf:"varint,2,opt,name=times,proto3" json:"times,omitempty"`
+	Elsewhere uint32 `protobuf:"varint,3,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	// Last time on this node, Unix nanoseconds; 0: never.
+	Last int64 `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
+	// A client's command that is not run any more.
+	Refused       bool `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Crash) Reset() {
+	*x = Crash{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Crash) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Crash) ProtoMessage() {}
+
+func (x *Crash) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Crash.ProtoReflect.Descriptor instead.
+func (*Crash) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Crash) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *Crash) GetTimes() uint32 {
+	if x != nil {
+		return x.Times
+	}
+	return 0
+}
+
+func (x *Crash) GetElsewhere() uint32 {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return 0
+}
+
+func (x *Crash) GetLast() int64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Crash) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
+}
+
+type ListCrashesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Crashes       []*Crash               `protobuf:"bytes,2,rep,name=crashes,proto3" json:"crashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCrashesResponse) Reset() {
+	*x = ListCrashesResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCrashesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCrashesResponse) ProtoMessage() {}
+
+func (x *ListCrashesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCrashesResponse.ProtoReflect.Descriptor instead.
+func (*ListCrashesResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ListCrashesResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ListCrashesResponse) GetCrashes() []*Crash {
+	if x != nil {
+		return x.Crashes
+	}
+	return nil
+}
+
+type ForgetCrashesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose; empty: the node that is asked.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// As listed; empty: all.
+	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetCrashesRequest) Reset() {
+	*x = ForgetCrashesRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetCrashesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetCrashesRequest) ProtoMessage() {}
+
+func (x *ForgetCrashesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetCrashesRequest.ProtoReflect.Descriptor instead.
+func (*ForgetCrashesRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ForgetCrashesRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ForgetCrashesRequest) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+type ForgetCrashesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// How many were there.
+	Forgotten     uint32 `protobuf:"varint,2,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetCrashesResponse) Reset() {
+	*x = ForgetCrashesResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetCrashesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetCrashesResponse) ProtoMessage() {}
+
+func (x *ForgetCrashesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetCrashesResponse.ProtoReflect.Descriptor instead.
+func (*ForgetCrashesResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ForgetCrashesResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ForgetCrashesResponse) GetForgotten() uint32 {
+	if x != nil {
+		return x.Forgotten
+	}
+	return 0
+}
+
 type SetNodeStateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3243,7 +3785,7 @@ type SetNodeStateRequest struct {
 
 func (x *SetNodeStateRequest) Reset() {
 	*x = SetNodeStateRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3797,7 @@ func (x *SetNodeStateRequest) String() string {
 func (*SetNodeStateRequest) ProtoMessage() {}
 
 func (x *SetNodeStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[41]
+	mi := &file_writ_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3810,7 @@ func (x *SetNodeStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStateRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeStateRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetNodeStateRequest) GetNode() string {
@@ -3293,7 +3835,7 @@ type SetNodeStateResponse struct {
 
 func (x *SetNodeStateResponse) Reset() {
 	*x = SetNodeStateResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3305,7 +3847,7 @@ func (x *SetNodeStateResponse) String() string {
 func (*SetNodeStateResponse) ProtoMessage() {}
 
 func (x *SetNodeStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[42]
+	mi := &file_writ_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3860,7 @@ func (x *SetNodeStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStateResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeStateResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 type MoveShardRequest struct {
@@ -3332,7 +3874,7 @@ type MoveShardRequest struct {
 
 func (x *MoveShardRequest) Reset() {
 	*x = MoveShardRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	mi := &file_writ_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3886,7 @@ func (x *MoveShardRequest) String() string {
 func (*MoveShardRequest) ProtoMessage() {}
 
 func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[43]
+	mi := &file_writ_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3899,7 @@ func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardRequest.ProtoReflect.Descriptor instead.
 func (*MoveShardRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *MoveShardRequest) GetShard() uint32 {
@@ -3389,7 +3931,7 @@ type MoveShardResponse struct {
 
 func (x *MoveShardResponse) Reset() {
 	*x = MoveShardResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	mi := &file_writ_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3943,7 @@ func (x *MoveShardResponse) String() string {
 func (*MoveShardResponse) ProtoMessage() {}
 
 func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[44]
+	mi := &file_writ_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3956,96 @@ func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardResponse.ProtoReflect.Descriptor instead.
 func (*MoveShardResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{51}
+}
+
+type UpgradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeRequest) Reset() {
+	*x = UpgradeRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeRequest) ProtoMessage() {}
+
+func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{52}
+}
+
+// UpgradeResponse tells the active format before and after.
+type UpgradeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeResponse) Reset() {
+	*x = UpgradeResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeResponse) ProtoMessage() {}
+
+func (x *UpgradeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *UpgradeResponse) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *UpgradeResponse) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
 }
 
 // SetContractRequest changes the values that are set.
@@ -3430,7 +4061,7 @@ type SetContractRequest struct {
 
 func (x *SetContractRequest) Reset() {
 	*x = SetContractRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +4073,7 @@ func (x *SetContractRequest) String() string {
 func (*SetContractRequest) ProtoMessage() {}
 
 func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[45]
+	mi := &file_writ_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +4086,7 @@ func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractRequest.ProtoReflect.Descriptor instead.
 func (*SetContractRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetContractRequest) GetWindow() int64 {
@@ -3489,7 +4120,7 @@ type SetContractResponse struct {
 
 func (x *SetContractResponse) Reset() {
 	*x = SetContractResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3501,7 +4132,7 @@ func (x *SetContractResponse) String() string {
 func (*SetContractResponse) ProtoMessage() {}
 
 func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[46]
+	mi := &file_writ_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3514,7 +4145,7 @@ func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractResponse.ProtoReflect.Descriptor instead.
 func (*SetContractResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SetContractResponse) GetContract() *Contract {
@@ -3535,7 +4166,7 @@ type LaneName struct {
 
 func (x *LaneName) Reset() {
 	*x = LaneName{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +4178,7 @@ func (x *LaneName) String() string {
 func (*LaneName) ProtoMessage() {}
 
 func (x *LaneName) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[47]
+	mi := &file_writ_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +4191,7 @@ func (x *LaneName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneName.ProtoReflect.Descriptor instead.
 func (*LaneName) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LaneName) GetSource() *v11.Ref {
@@ -3590,7 +4221,7 @@ type LookupLanesRequest struct {
 
 func (x *LookupLanesRequest) Reset() {
 	*x = LookupLanesRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[48]
+	mi := &file_writ_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +4233,7 @@ func (x *LookupLanesRequest) String() string {
 func (*LookupLanesRequest) ProtoMessage() {}
 
 func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[48]
+	mi := &file_writ_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +4246,7 @@ func (x *LookupLanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupLanesRequest.ProtoReflect.Descriptor instead.
 func (*LookupLanesRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LookupLanesRequest) GetClusterId() string {
@@ -3656,7 +4287,7 @@ type LookupLanesResponse struct {
 
 func (x *LookupLanesResponse) Reset() {
 	*x = LookupLanesResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[49]
+	mi := &file_writ_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3668,7 +4299,7 @@ func (x *LookupLanesResponse) String() string {
 func (*LookupLanesResponse) ProtoMessage() {}
 
 func (x *LookupLanesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[49]
+	mi := &file_writ_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3681,12 +4312,119 @@ func (x *LookupLanesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupLanesResponse.ProtoReflect.Descriptor instead.
 func (*LookupLanesResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LookupLanesResponse) GetLanes() []*AuditLane {
 	if x != nil {
 		return x.Lanes
+	}
+	return nil
+}
+
+// ExchangeCrashesRequest tells another node what was in hand when processes of
+// the caller ended, and how often.
+type ExchangeCrashesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Crashes       map[string]uint32      `protobuf:"bytes,3,rep,name=crashes,proto3" json:"crashes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExchangeCrashesRequest) Reset() {
+	*x = ExchangeCrashesRequest{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExchangeCrashesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExchangeCrashesRequest) ProtoMessage() {}
+
+func (x *ExchangeCrashesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExchangeCrashesRequest.ProtoReflect.Descriptor instead.
+func (*ExchangeCrashesRequest) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ExchangeCrashesRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *ExchangeCrashesRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ExchangeCrashesRequest) GetCrashes() map[string]uint32 {
+	if x != nil {
+		return x.Crashes
+	}
+	return nil
+}
+
+// ExchangeCrashesResponse tells the same of the one that is asked.
+type ExchangeCrashesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Crashes       map[string]uint32      `protobuf:"bytes,1,rep,name=crashes,proto3" json:"crashes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExchangeCrashesResponse) Reset() {
+	*x = ExchangeCrashesResponse{}
+	mi := &file_writ_node_v1_node_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExchangeCrashesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExchangeCrashesResponse) ProtoMessage() {}
+
+func (x *ExchangeCrashesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_node_v1_node_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExchangeCrashesResponse.ProtoReflect.Descriptor instead.
+func (*ExchangeCrashesResponse) Descriptor() ([]byte, []int) {
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ExchangeCrashesResponse) GetCrashes() map[string]uint32 {
+	if x != nil {
+		return x.Crashes
 	}
 	return nil
 }
@@ -3700,7 +4438,7 @@ type GuaranteeRequest struct {
 
 func (x *GuaranteeRequest) Reset() {
 	*x = GuaranteeRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[50]
+	mi := &file_writ_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3712,7 +4450,7 @@ func (x *GuaranteeRequest) String() string {
 func (*GuaranteeRequest) ProtoMessage() {}
 
 func (x *GuaranteeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[50]
+	mi := &file_writ_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3725,7 +4463,7 @@ func (x *GuaranteeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuaranteeRequest.ProtoReflect.Descriptor instead.
 func (*GuaranteeRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GuaranteeRequest) GetClusterId() string {
@@ -3745,7 +4483,7 @@ type GuaranteeResponse struct {
 
 func (x *GuaranteeResponse) Reset() {
 	*x = GuaranteeResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[51]
+	mi := &file_writ_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3757,7 +4495,7 @@ func (x *GuaranteeResponse) String() string {
 func (*GuaranteeResponse) ProtoMessage() {}
 
 func (x *GuaranteeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[51]
+	mi := &file_writ_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +4508,7 @@ func (x *GuaranteeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuaranteeResponse.ProtoReflect.Descriptor instead.
 func (*GuaranteeResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GuaranteeResponse) GetGuarantee() *v1.Guarantee {
@@ -3789,7 +4527,7 @@ type AuditFindingsRequest struct {
 
 func (x *AuditFindingsRequest) Reset() {
 	*x = AuditFindingsRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[52]
+	mi := &file_writ_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +4539,7 @@ func (x *AuditFindingsRequest) String() string {
 func (*AuditFindingsRequest) ProtoMessage() {}
 
 func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[52]
+	mi := &file_writ_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +4552,7 @@ func (x *AuditFindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsRequest.ProtoReflect.Descriptor instead.
 func (*AuditFindingsRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *AuditFindingsRequest) GetShard() uint32 {
@@ -3843,7 +4581,7 @@ type AuditFindingsResponse struct {
 
 func (x *AuditFindingsResponse) Reset() {
 	*x = AuditFindingsResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[53]
+	mi := &file_writ_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +4593,7 @@ func (x *AuditFindingsResponse) String() string {
 func (*AuditFindingsResponse) ProtoMessage() {}
 
 func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[53]
+	mi := &file_writ_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +4606,7 @@ func (x *AuditFindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditFindingsResponse.ProtoReflect.Descriptor instead.
 func (*AuditFindingsResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AuditFindingsResponse) GetShard() uint32 {
@@ -3941,7 +4679,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[54]
+	mi := &file_writ_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3953,7 +4691,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[54]
+	mi := &file_writ_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3966,7 +4704,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *InspectRequest) GetEntity() *v11.Ref {
@@ -4024,7 +4762,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[55]
+	mi := &file_writ_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4036,7 +4774,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[55]
+	mi := &file_writ_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4049,7 +4787,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *InspectResponse) GetShard() uint32 {
@@ -4141,7 +4879,7 @@ type InspectedLane struct {
 
 func (x *InspectedLane) Reset() {
 	*x = InspectedLane{}
-	mi := &file_writ_node_v1_node_proto_msgTypes[56]
+	mi := &file_writ_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4153,7 +4891,7 @@ func (x *InspectedLane) String() string {
 func (*InspectedLane) ProtoMessage() {}
 
 func (x *InspectedLane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_node_v1_node_proto_msgTypes[56]
+	mi := &file_writ_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4166,7 +4904,7 @@ func (x *InspectedLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectedLane.ProtoReflect.Descriptor instead.
 func (*InspectedLane) Descriptor() ([]byte, []int) {
-	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *InspectedLane) GetDestination() *v11.Ref {
@@ -4219,11 +4957,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tterm_hint\x18\x03 \x01(\x04R\btermHint\x12'\n" +
-	"\x04rows\x18\x04 \x03(\v2\x13.writ.record.v1.RowR\x04rows\"n\n" +
+	"\x04rows\x18\x04 \x03(\v2\x13.writ.record.v1.RowR\x04rows\"\x88\x01\n" +
 	"\x0fDeliverResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\x04R\aapplied\x12\x10\n" +
 	"\x03gap\x18\x02 \x01(\bR\x03gap\x12/\n" +
-	"\arefusal\x18\x03 \x01(\v2\x15.writ.node.v1.RefusalR\arefusal\"\xc8\x01\n" +
+	"\arefusal\x18\x03 \x01(\v2\x15.writ.node.v1.RefusalR\arefusal\x12\x18\n" +
+	"\askipped\x18\x04 \x01(\x04R\askipped\"\xc8\x01\n" +
 	"\aRefusal\x12.\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1a.writ.node.v1.Refusal.KindR\x04kind\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"u\n" +
@@ -4287,7 +5026,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\tR\x02to\"\x1c\n" +
-	"\x1aTransferLeadershipResponse\"\xb7\x03\n" +
+	"\x1aTransferLeadershipResponse\"\xdc\x03\n" +
 	"\tMetaState\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -4297,7 +5036,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\bcontract\x18\x05 \x01(\v2\x16.writ.node.v1.ContractR\bcontract\x12-\n" +
 	"\x12replica_generation\x18\x06 \x01(\x04R\x11replicaGeneration\x12 \n" +
 	"\vreplication\x18\a \x01(\rR\vreplication\x12)\n" +
-	"\x10generation_width\x18\b \x01(\x03R\x0fgenerationWidth\x1aQ\n" +
+	"\x10generation_width\x18\b \x01(\x03R\x0fgenerationWidth\x12#\n" +
+	"\ractive_format\x18\t \x01(\rR\factiveFormat\x1aQ\n" +
 	"\n" +
 	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
@@ -4337,11 +5077,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\rretry_horizon\x18\x03 \x01(\x03R\fretryHorizon\x1a?\n" +
 	"\x11WindowByKindEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"]\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"u\n" +
 	"\vMetaCommand\x12!\n" +
 	"\fbase_version\x18\x01 \x01(\x04R\vbaseVersion\x12+\n" +
-	"\x04next\x18\x02 \x01(\v2\x17.writ.node.v1.MetaStateR\x04next\"\x0f\n" +
-	"\rStatusRequest\"\xaa\x02\n" +
+	"\x04next\x18\x02 \x01(\v2\x17.writ.node.v1.MetaStateR\x04next\x12\x16\n" +
+	"\x06format\x18\x03 \x01(\rR\x06format\"\x0f\n" +
+	"\rStatusRequest\"\xdf\x02\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -4352,7 +5093,11 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06shards\x18\x06 \x03(\v2\x19.writ.node.v1.ShardStatusR\x06shards\x124\n" +
 	"\amembers\x18\a \x03(\v2\x1a.writ.node.v1.MemberStatusR\amembers\x12\x1f\n" +
 	"\vmeta_leader\x18\b \x01(\tR\n" +
-	"metaLeader\"\xf3\x02\n" +
+	"metaLeader\x12\x1d\n" +
+	"\n" +
+	"format_max\x18\t \x01(\rR\tformatMax\x12\x14\n" +
+	"\x05kinds\x18\n" +
+	" \x03(\tR\x05kinds\"\xbe\x03\n" +
 	"\vShardStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
@@ -4368,7 +5113,11 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06voters\x18\v \x03(\tR\x06voters\x12\x1a\n" +
 	"\blearners\x18\f \x03(\tR\blearners\x12\x1d\n" +
 	"\n" +
-	"file_bytes\x18\r \x01(\x03R\tfileBytes\"\xc2\x01\n" +
+	"file_bytes\x18\r \x01(\x03R\tfileBytes\x12\x16\n" +
+	"\x06format\x18\x0e \x01(\rR\x06format\x12\x1d\n" +
+	"\n" +
+	"hash_index\x18\x0f \x01(\x04R\thashIndex\x12\x12\n" +
+	"\x04hash\x18\x10 \x01(\fR\x04hash\"\xc2\x01\n" +
 	"\fMemberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x12\n" +
@@ -4412,9 +5161,10 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tconfirmed\x18\x04 \x01(\x04R\tconfirmed\x12\x18\n" +
 	"\askipped\x18\x05 \x01(\x04R\askipped\x12\x18\n" +
 	"\apending\x18\x06 \x01(\x04R\apending\x12\x18\n" +
-	"\aapplied\x18\a \x01(\x04R\aapplied\",\n" +
+	"\aapplied\x18\a \x01(\x04R\aapplied\"B\n" +
 	"\x10DiskProbeRequest\x12\x18\n" +
-	"\asamples\x18\x01 \x01(\rR\asamples\"]\n" +
+	"\asamples\x18\x01 \x01(\rR\asamples\x12\x14\n" +
+	"\x05pause\x18\x02 \x01(\x03R\x05pause\"]\n" +
 	"\x11DiskProbeResponse\x12#\n" +
 	"\rfdatasync_p50\x18\x01 \x01(\x03R\ffdatasyncP50\x12#\n" +
 	"\rfdatasync_p99\x18\x02 \x01(\x03R\ffdatasyncP99\"\x95\x01\n" +
@@ -4469,7 +5219,39 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tOutboxRow\x12%\n" +
 	"\x03row\x18\x01 \x01(\v2\x13.writ.record.v1.RowR\x03row\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x123\n" +
-	"\x06status\x18\x03 \x01(\x0e2\x1b.writ.record.v1.Lane.StatusR\x06status\"^\n" +
+	"\x06status\x18\x03 \x01(\x0e2\x1b.writ.record.v1.Lane.StatusR\x06status\"\xb9\x01\n" +
+	"\x11ListTimersRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x04 \x01(\tR\x02id\x12\x1f\n" +
+	"\vparked_only\x18\x05 \x01(\bR\n" +
+	"parkedOnly\x12\x1b\n" +
+	"\tlate_only\x18\x06 \x01(\bR\blateOnly\x12\x14\n" +
+	"\x05limit\x18\a \x01(\rR\x05limit\"\xa3\x01\n" +
+	"\tTimerInfo\x12+\n" +
+	"\x06entity\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06entity\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12+\n" +
+	"\x05timer\x18\x03 \x01(\v2\x15.writ.record.v1.TimerR\x05timer\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04late\x18\x05 \x01(\x03R\x04late\"(\n" +
+	"\x12ListCrashesRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"}\n" +
+	"\x05Crash\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\x12\x14\n" +
+	"\x05times\x18\x02 \x01(\rR\x05times\x12\x1c\n" +
+	"\telsewhere\x18\x03 \x01(\rR\telsewhere\x12\x12\n" +
+	"\x04last\x18\x04 \x01(\x03R\x04last\x12\x18\n" +
+	"\arefused\x18\x05 \x01(\bR\arefused\"X\n" +
+	"\x13ListCrashesResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12-\n" +
+	"\acrashes\x18\x02 \x03(\v2\x13.writ.node.v1.CrashR\acrashes\">\n" +
+	"\x14ForgetCrashesRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\"I\n" +
+	"\x15ForgetCrashesResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1c\n" +
+	"\tforgotten\x18\x02 \x01(\rR\tforgotten\"^\n" +
 	"\x13SetNodeStateRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x123\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1d.writ.node.v1.NodeEntry.StateR\x05state\"\x16\n" +
@@ -4478,7 +5260,11 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\tR\x02to\"\x13\n" +
-	"\x11MoveShardResponse\"\x93\x02\n" +
+	"\x11MoveShardResponse\"\x10\n" +
+	"\x0eUpgradeRequest\"5\n" +
+	"\x0fUpgradeResponse\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\rR\x02to\"\x93\x02\n" +
 	"\x12SetContractRequest\x12\x1b\n" +
 	"\x06window\x18\x01 \x01(\x03H\x00R\x06window\x88\x01\x01\x12X\n" +
 	"\x0ewindow_by_kind\x18\x02 \x03(\v22.writ.node.v1.SetContractRequest.WindowByKindEntryR\fwindowByKind\x12(\n" +
@@ -4500,7 +5286,20 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x0eas_destination\x18\x03 \x01(\bR\rasDestination\x12,\n" +
 	"\x05lanes\x18\x04 \x03(\v2\x16.writ.node.v1.LaneNameR\x05lanes\"D\n" +
 	"\x13LookupLanesResponse\x12-\n" +
-	"\x05lanes\x18\x01 \x03(\v2\x17.writ.node.v1.AuditLaneR\x05lanes\"1\n" +
+	"\x05lanes\x18\x01 \x03(\v2\x17.writ.node.v1.AuditLaneR\x05lanes\"\xd4\x01\n" +
+	"\x16ExchangeCrashesRequest\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12K\n" +
+	"\acrashes\x18\x03 \x03(\v21.writ.node.v1.ExchangeCrashesRequest.CrashesEntryR\acrashes\x1a:\n" +
+	"\fCrashesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xa3\x01\n" +
+	"\x17ExchangeCrashesResponse\x12L\n" +
+	"\acrashes\x18\x01 \x03(\v22.writ.node.v1.ExchangeCrashesResponse.CrashesEntryR\acrashes\x1a:\n" +
+	"\fCrashesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"1\n" +
 	"\x10GuaranteeRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\"E\n" +
@@ -4539,7 +5338,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\rInspectedLane\x125\n" +
 	"\vdestination\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12(\n" +
 	"\x04lane\x18\x02 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\x12'\n" +
-	"\x04rows\x18\x03 \x03(\v2\x13.writ.record.v1.RowR\x04rows2\xda\x05\n" +
+	"\x04rows\x18\x03 \x03(\v2\x13.writ.record.v1.RowR\x04rows2\xba\x06\n" +
 	"\vNodeService\x12F\n" +
 	"\aForward\x12\x1c.writ.node.v1.ForwardRequest\x1a\x1d.writ.node.v1.ForwardResponse\x12F\n" +
 	"\aDeliver\x12\x1c.writ.node.v1.DeliverRequest\x1a\x1d.writ.node.v1.DeliverResponse\x12F\n" +
@@ -4547,9 +5346,11 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\bRegister\x12\x1d.writ.node.v1.RegisterRequest\x1a\x1e.writ.node.v1.RegisterResponse\x12X\n" +
 	"\rReplicaStatus\x12\".writ.node.v1.ReplicaStatusRequest\x1a#.writ.node.v1.ReplicaStatusResponse\x12C\n" +
 	"\x06Report\x12\x1b.writ.node.v1.ReportRequest\x1a\x1c.writ.node.v1.ReportResponse\x12R\n" +
-	"\vLookupLanes\x12 .writ.node.v1.LookupLanesRequest\x1a!.writ.node.v1.LookupLanesResponse\x12L\n" +
+	"\vLookupLanes\x12 .writ.node.v1.LookupLanesRequest\x1a!.writ.node.v1.LookupLanesResponse\x12^\n" +
+	"\x0fExchangeCrashes\x12$.writ.node.v1.ExchangeCrashesRequest\x1a%.writ.node.v1.ExchangeCrashesResponse\x12L\n" +
 	"\tGuarantee\x12\x1e.writ.node.v1.GuaranteeRequest\x1a\x1f.writ.node.v1.GuaranteeResponse\x12g\n" +
-	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\x84\b\n" +
+	"\x12TransferLeadership\x12'.writ.node.v1.TransferLeadershipRequest\x1a(.writ.node.v1.TransferLeadershipResponse2\xc4\n" +
+	"\n" +
 	"\fAdminService\x12C\n" +
 	"\x06Status\x12\x1b.writ.node.v1.StatusRequest\x1a\x1c.writ.node.v1.StatusResponse\x12O\n" +
 	"\n" +
@@ -4559,12 +5360,17 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tDiskProbe\x12\x1e.writ.node.v1.DiskProbeRequest\x1a\x1f.writ.node.v1.DiskProbeResponse\x12E\n" +
 	"\tListLanes\x12\x1e.writ.node.v1.ListLanesRequest\x1a\x16.writ.node.v1.LaneInfo0\x01\x12U\n" +
 	"\fSetNodeState\x12!.writ.node.v1.SetNodeStateRequest\x1a\".writ.node.v1.SetNodeStateResponse\x12L\n" +
-	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponse\x12R\n" +
+	"\tMoveShard\x12\x1e.writ.node.v1.MoveShardRequest\x1a\x1f.writ.node.v1.MoveShardResponse\x12F\n" +
+	"\aUpgrade\x12\x1c.writ.node.v1.UpgradeRequest\x1a\x1d.writ.node.v1.UpgradeResponse\x12R\n" +
 	"\vSetContract\x12 .writ.node.v1.SetContractRequest\x1a!.writ.node.v1.SetContractResponse\x12X\n" +
 	"\rAuditFindings\x12\".writ.node.v1.AuditFindingsRequest\x1a#.writ.node.v1.AuditFindingsResponse\x12I\n" +
 	"\bShowLane\x12\x1d.writ.node.v1.ShowLaneRequest\x1a\x1e.writ.node.v1.ShowLaneResponse\x12O\n" +
 	"\n" +
 	"ChangeLane\x12\x1f.writ.node.v1.ChangeLaneRequest\x1a .writ.node.v1.ChangeLaneResponse\x12H\n" +
+	"\n" +
+	"ListTimers\x12\x1f.writ.node.v1.ListTimersRequest\x1a\x17.writ.node.v1.TimerInfo0\x01\x12R\n" +
+	"\vListCrashes\x12 .writ.node.v1.ListCrashesRequest\x1a!.writ.node.v1.ListCrashesResponse\x12X\n" +
+	"\rForgetCrashes\x12\".writ.node.v1.ForgetCrashesRequest\x1a#.writ.node.v1.ForgetCrashesResponse\x12H\n" +
 	"\n" +
 	"ListOutbox\x12\x1f.writ.node.v1.ListOutboxRequest\x1a\x17.writ.node.v1.OutboxRow0\x01\x12F\n" +
 	"\aInspect\x12\x1c.writ.node.v1.InspectRequest\x1a\x1d.writ.node.v1.InspectResponseB Z\x1ewrit/proto/writ/node/v1;nodev1b\x06proto3"
@@ -4582,7 +5388,7 @@ func file_writ_node_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_writ_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_writ_node_v1_node_proto_goTypes = []any{
 	(Refusal_Kind)(0),                  // 0: writ.node.v1.Refusal.Kind
 	(NodeEntry_State)(0),               // 1: writ.node.v1.NodeEntry.State
@@ -4628,144 +5434,173 @@ var file_writ_node_v1_node_proto_goTypes = []any{
 	(*ChangeLaneResponse)(nil),         // 41: writ.node.v1.ChangeLaneResponse
 	(*ListOutboxRequest)(nil),          // 42: writ.node.v1.ListOutboxRequest
 	(*OutboxRow)(nil),                  // 43: writ.node.v1.OutboxRow
-	(*SetNodeStateRequest)(nil),        // 44: writ.node.v1.SetNodeStateRequest
-	(*SetNodeStateResponse)(nil),       // 45: writ.node.v1.SetNodeStateResponse
-	(*MoveShardRequest)(nil),           // 46: writ.node.v1.MoveShardRequest
-	(*MoveShardResponse)(nil),          // 47: writ.node.v1.MoveShardResponse
-	(*SetContractRequest)(nil),         // 48: writ.node.v1.SetContractRequest
-	(*SetContractResponse)(nil),        // 49: writ.node.v1.SetContractResponse
-	(*LaneName)(nil),                   // 50: writ.node.v1.LaneName
-	(*LookupLanesRequest)(nil),         // 51: writ.node.v1.LookupLanesRequest
-	(*LookupLanesResponse)(nil),        // 52: writ.node.v1.LookupLanesResponse
-	(*GuaranteeRequest)(nil),           // 53: writ.node.v1.GuaranteeRequest
-	(*GuaranteeResponse)(nil),          // 54: writ.node.v1.GuaranteeResponse
-	(*AuditFindingsRequest)(nil),       // 55: writ.node.v1.AuditFindingsRequest
-	(*AuditFindingsResponse)(nil),      // 56: writ.node.v1.AuditFindingsResponse
-	(*InspectRequest)(nil),             // 57: writ.node.v1.InspectRequest
-	(*InspectResponse)(nil),            // 58: writ.node.v1.InspectResponse
-	(*InspectedLane)(nil),              // 59: writ.node.v1.InspectedLane
-	nil,                                // 60: writ.node.v1.MetaState.NodesEntry
-	nil,                                // 61: writ.node.v1.Contract.WindowByKindEntry
-	nil,                                // 62: writ.node.v1.SetContractRequest.WindowByKindEntry
-	(*v1.SubmitRequest)(nil),           // 63: writ.v1.SubmitRequest
-	(*v1.ReadRequest)(nil),             // 64: writ.v1.ReadRequest
-	(*v1.OutcomeRequest)(nil),          // 65: writ.v1.OutcomeRequest
-	(*v1.SubmitResponse)(nil),          // 66: writ.v1.SubmitResponse
-	(*v1.ReadResponse)(nil),            // 67: writ.v1.ReadResponse
-	(*v1.OutcomeResponse)(nil),         // 68: writ.v1.OutcomeResponse
-	(*v11.Row)(nil),                    // 69: writ.record.v1.Row
-	(*v11.Ref)(nil),                    // 70: writ.record.v1.Ref
-	(*v11.Lane)(nil),                   // 71: writ.record.v1.Lane
-	(v11.Lane_Status)(0),               // 72: writ.record.v1.Lane.Status
-	(*v1.Guarantee)(nil),               // 73: writ.v1.Guarantee
-	(*v11.EntityRecord)(nil),           // 74: writ.record.v1.EntityRecord
-	(*v11.KeyRecord)(nil),              // 75: writ.record.v1.KeyRecord
+	(*ListTimersRequest)(nil),          // 44: writ.node.v1.ListTimersRequest
+	(*TimerInfo)(nil),                  // 45: writ.node.v1.TimerInfo
+	(*ListCrashesRequest)(nil),         // 46: writ.node.v1.ListCrashesRequest
+	(*Crash)(nil),                      // 47: writ.node.v1.Crash
+	(*ListCrashesResponse)(nil),        // 48: writ.node.v1.ListCrashesResponse
+	(*ForgetCrashesRequest)(nil),       // 49: writ.node.v1.ForgetCrashesRequest
+	(*ForgetCrashesResponse)(nil),      // 50: writ.node.v1.ForgetCrashesResponse
+	(*SetNodeStateRequest)(nil),        // 51: writ.node.v1.SetNodeStateRequest
+	(*SetNodeStateResponse)(nil),       // 52: writ.node.v1.SetNodeStateResponse
+	(*MoveShardRequest)(nil),           // 53: writ.node.v1.MoveShardRequest
+	(*MoveShardResponse)(nil),          // 54: writ.node.v1.MoveShardResponse
+	(*UpgradeRequest)(nil),             // 55: writ.node.v1.UpgradeRequest
+	(*UpgradeResponse)(nil),            // 56: writ.node.v1.UpgradeResponse
+	(*SetContractRequest)(nil),         // 57: writ.node.v1.SetContractRequest
+	(*SetContractResponse)(nil),        // 58: writ.node.v1.SetContractResponse
+	(*LaneName)(nil),                   // 59: writ.node.v1.LaneName
+	(*LookupLanesRequest)(nil),         // 60: writ.node.v1.LookupLanesRequest
+	(*LookupLanesResponse)(nil),        // 61: writ.node.v1.LookupLanesResponse
+	(*ExchangeCrashesRequest)(nil),     // 62: writ.node.v1.ExchangeCrashesRequest
+	(*ExchangeCrashesResponse)(nil),    // 63: writ.node.v1.ExchangeCrashesResponse
+	(*GuaranteeRequest)(nil),           // 64: writ.node.v1.GuaranteeRequest
+	(*GuaranteeResponse)(nil),          // 65: writ.node.v1.GuaranteeResponse
+	(*AuditFindingsRequest)(nil),       // 66: writ.node.v1.AuditFindingsRequest
+	(*AuditFindingsResponse)(nil),      // 67: writ.node.v1.AuditFindingsResponse
+	(*InspectRequest)(nil),             // 68: writ.node.v1.InspectRequest
+	(*InspectResponse)(nil),            // 69: writ.node.v1.InspectResponse
+	(*InspectedLane)(nil),              // 70: writ.node.v1.InspectedLane
+	nil,                                // 71: writ.node.v1.MetaState.NodesEntry
+	nil,                                // 72: writ.node.v1.Contract.WindowByKindEntry
+	nil,                                // 73: writ.node.v1.SetContractRequest.WindowByKindEntry
+	nil,                                // 74: writ.node.v1.ExchangeCrashesRequest.CrashesEntry
+	nil,                                // 75: writ.node.v1.ExchangeCrashesResponse.CrashesEntry
+	(*v1.SubmitRequest)(nil),           // 76: writ.v1.SubmitRequest
+	(*v1.ReadRequest)(nil),             // 77: writ.v1.ReadRequest
+	(*v1.OutcomeRequest)(nil),          // 78: writ.v1.OutcomeRequest
+	(*v1.SubmitResponse)(nil),          // 79: writ.v1.SubmitResponse
+	(*v1.ReadResponse)(nil),            // 80: writ.v1.ReadResponse
+	(*v1.OutcomeResponse)(nil),         // 81: writ.v1.OutcomeResponse
+	(*v11.Row)(nil),                    // 82: writ.record.v1.Row
+	(*v11.Ref)(nil),                    // 83: writ.record.v1.Ref
+	(*v11.Lane)(nil),                   // 84: writ.record.v1.Lane
+	(v11.Lane_Status)(0),               // 85: writ.record.v1.Lane.Status
+	(*v11.Timer)(nil),                  // 86: writ.record.v1.Timer
+	(*v1.Guarantee)(nil),               // 87: writ.v1.Guarantee
+	(*v11.EntityRecord)(nil),           // 88: writ.record.v1.EntityRecord
+	(*v11.KeyRecord)(nil),              // 89: writ.record.v1.KeyRecord
 }
 var file_writ_node_v1_node_proto_depIdxs = []int32{
-	63, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
-	64, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
-	65, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
-	65, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
-	66, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
-	67, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
-	68, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
-	69, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
+	76, // 0: writ.node.v1.ForwardRequest.submit:type_name -> writ.v1.SubmitRequest
+	77, // 1: writ.node.v1.ForwardRequest.read:type_name -> writ.v1.ReadRequest
+	78, // 2: writ.node.v1.ForwardRequest.outcome:type_name -> writ.v1.OutcomeRequest
+	78, // 3: writ.node.v1.ForwardRequest.cancel:type_name -> writ.v1.OutcomeRequest
+	79, // 4: writ.node.v1.ForwardResponse.submit:type_name -> writ.v1.SubmitResponse
+	80, // 5: writ.node.v1.ForwardResponse.read:type_name -> writ.v1.ReadResponse
+	81, // 6: writ.node.v1.ForwardResponse.outcome:type_name -> writ.v1.OutcomeResponse
+	82, // 7: writ.node.v1.DeliverRequest.rows:type_name -> writ.record.v1.Row
 	7,  // 8: writ.node.v1.DeliverResponse.refusal:type_name -> writ.node.v1.Refusal
 	0,  // 9: writ.node.v1.Refusal.kind:type_name -> writ.node.v1.Refusal.Kind
 	26, // 10: writ.node.v1.ReportResponse.shards:type_name -> writ.node.v1.ShardStatus
-	60, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
+	71, // 11: writ.node.v1.MetaState.nodes:type_name -> writ.node.v1.MetaState.NodesEntry
 	20, // 12: writ.node.v1.MetaState.shards:type_name -> writ.node.v1.ShardPlacement
 	22, // 13: writ.node.v1.MetaState.contract:type_name -> writ.node.v1.Contract
 	1,  // 14: writ.node.v1.NodeEntry.state:type_name -> writ.node.v1.NodeEntry.State
 	21, // 15: writ.node.v1.ShardPlacement.replicas:type_name -> writ.node.v1.ReplicaPlacement
-	61, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
+	72, // 16: writ.node.v1.Contract.window_by_kind:type_name -> writ.node.v1.Contract.WindowByKindEntry
 	18, // 17: writ.node.v1.MetaCommand.next:type_name -> writ.node.v1.MetaState
 	18, // 18: writ.node.v1.StatusResponse.meta:type_name -> writ.node.v1.MetaState
 	26, // 19: writ.node.v1.StatusResponse.shards:type_name -> writ.node.v1.ShardStatus
 	27, // 20: writ.node.v1.StatusResponse.members:type_name -> writ.node.v1.MemberStatus
 	30, // 21: writ.node.v1.AuditShardResponse.replicas:type_name -> writ.node.v1.ReplicaHash
-	70, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
-	70, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
+	83, // 22: writ.node.v1.AuditLane.source:type_name -> writ.record.v1.Ref
+	83, // 23: writ.node.v1.AuditLane.destination:type_name -> writ.record.v1.Ref
 	36, // 24: writ.node.v1.ListLanesRequest.filter:type_name -> writ.node.v1.LaneFilter
-	70, // 25: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
-	70, // 26: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
-	71, // 27: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
-	50, // 28: writ.node.v1.ShowLaneRequest.lane:type_name -> writ.node.v1.LaneName
+	83, // 25: writ.node.v1.LaneInfo.source:type_name -> writ.record.v1.Ref
+	83, // 26: writ.node.v1.LaneInfo.destination:type_name -> writ.record.v1.Ref
+	84, // 27: writ.node.v1.LaneInfo.lane:type_name -> writ.record.v1.Lane
+	59, // 28: writ.node.v1.ShowLaneRequest.lane:type_name -> writ.node.v1.LaneName
 	37, // 29: writ.node.v1.ShowLaneResponse.lane:type_name -> writ.node.v1.LaneInfo
-	69, // 30: writ.node.v1.ShowLaneResponse.rows:type_name -> writ.record.v1.Row
-	50, // 31: writ.node.v1.ChangeLaneRequest.lane:type_name -> writ.node.v1.LaneName
+	82, // 30: writ.node.v1.ShowLaneResponse.rows:type_name -> writ.record.v1.Row
+	59, // 31: writ.node.v1.ChangeLaneRequest.lane:type_name -> writ.node.v1.LaneName
 	2,  // 32: writ.node.v1.ChangeLaneRequest.verb:type_name -> writ.node.v1.ChangeLaneRequest.Verb
 	37, // 33: writ.node.v1.ChangeLaneResponse.lane:type_name -> writ.node.v1.LaneInfo
 	36, // 34: writ.node.v1.ListOutboxRequest.filter:type_name -> writ.node.v1.LaneFilter
-	69, // 35: writ.node.v1.OutboxRow.row:type_name -> writ.record.v1.Row
-	72, // 36: writ.node.v1.OutboxRow.status:type_name -> writ.record.v1.Lane.Status
-	1,  // 37: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
-	62, // 38: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
-	22, // 39: writ.node.v1.SetContractResponse.contract:type_name -> writ.node.v1.Contract
-	70, // 40: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
-	70, // 41: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
-	50, // 42: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
-	32, // 43: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
-	73, // 44: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
-	70, // 45: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
-	70, // 46: writ.node.v1.InspectRequest.source:type_name -> writ.record.v1.Ref
-	74, // 47: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
-	75, // 48: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
-	59, // 49: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
-	32, // 50: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
-	70, // 51: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
-	71, // 52: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
-	69, // 53: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
-	19, // 54: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
-	3,  // 55: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
-	5,  // 56: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
-	8,  // 57: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
-	10, // 58: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
-	12, // 59: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
-	14, // 60: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
-	51, // 61: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
-	53, // 62: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
-	16, // 63: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
-	24, // 64: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
-	28, // 65: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
-	31, // 66: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
-	33, // 67: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
-	35, // 68: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
-	44, // 69: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
-	46, // 70: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
-	48, // 71: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
-	55, // 72: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
-	38, // 73: writ.node.v1.AdminService.ShowLane:input_type -> writ.node.v1.ShowLaneRequest
-	40, // 74: writ.node.v1.AdminService.ChangeLane:input_type -> writ.node.v1.ChangeLaneRequest
-	42, // 75: writ.node.v1.AdminService.ListOutbox:input_type -> writ.node.v1.ListOutboxRequest
-	57, // 76: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
-	4,  // 77: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
-	6,  // 78: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
-	9,  // 79: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
-	11, // 80: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
-	13, // 81: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
-	15, // 82: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
-	52, // 83: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
-	54, // 84: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
-	17, // 85: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
-	25, // 86: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
-	29, // 87: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
-	32, // 88: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
-	34, // 89: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
-	37, // 90: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
-	45, // 91: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
-	47, // 92: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
-	49, // 93: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
-	56, // 94: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
-	39, // 95: writ.node.v1.AdminService.ShowLane:output_type -> writ.node.v1.ShowLaneResponse
-	41, // 96: writ.node.v1.AdminService.ChangeLane:output_type -> writ.node.v1.ChangeLaneResponse
-	43, // 97: writ.node.v1.AdminService.ListOutbox:output_type -> writ.node.v1.OutboxRow
-	58, // 98: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
-	77, // [77:99] is the sub-list for method output_type
-	55, // [55:77] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	82, // 35: writ.node.v1.OutboxRow.row:type_name -> writ.record.v1.Row
+	85, // 36: writ.node.v1.OutboxRow.status:type_name -> writ.record.v1.Lane.Status
+	83, // 37: writ.node.v1.TimerInfo.entity:type_name -> writ.record.v1.Ref
+	86, // 38: writ.node.v1.TimerInfo.timer:type_name -> writ.record.v1.Timer
+	47, // 39: writ.node.v1.ListCrashesResponse.crashes:type_name -> writ.node.v1.Crash
+	1,  // 40: writ.node.v1.SetNodeStateRequest.state:type_name -> writ.node.v1.NodeEntry.State
+	73, // 41: writ.node.v1.SetContractRequest.window_by_kind:type_name -> writ.node.v1.SetContractRequest.WindowByKindEntry
+	22, // 42: writ.node.v1.SetContractResponse.contract:type_name -> writ.node.v1.Contract
+	83, // 43: writ.node.v1.LaneName.source:type_name -> writ.record.v1.Ref
+	83, // 44: writ.node.v1.LaneName.destination:type_name -> writ.record.v1.Ref
+	59, // 45: writ.node.v1.LookupLanesRequest.lanes:type_name -> writ.node.v1.LaneName
+	32, // 46: writ.node.v1.LookupLanesResponse.lanes:type_name -> writ.node.v1.AuditLane
+	74, // 47: writ.node.v1.ExchangeCrashesRequest.crashes:type_name -> writ.node.v1.ExchangeCrashesRequest.CrashesEntry
+	75, // 48: writ.node.v1.ExchangeCrashesResponse.crashes:type_name -> writ.node.v1.ExchangeCrashesResponse.CrashesEntry
+	87, // 49: writ.node.v1.GuaranteeResponse.guarantee:type_name -> writ.v1.Guarantee
+	83, // 50: writ.node.v1.InspectRequest.entity:type_name -> writ.record.v1.Ref
+	83, // 51: writ.node.v1.InspectRequest.source:type_name -> writ.record.v1.Ref
+	88, // 52: writ.node.v1.InspectResponse.entity:type_name -> writ.record.v1.EntityRecord
+	89, // 53: writ.node.v1.InspectResponse.key:type_name -> writ.record.v1.KeyRecord
+	70, // 54: writ.node.v1.InspectResponse.outgoing:type_name -> writ.node.v1.InspectedLane
+	32, // 55: writ.node.v1.InspectResponse.incoming:type_name -> writ.node.v1.AuditLane
+	83, // 56: writ.node.v1.InspectedLane.destination:type_name -> writ.record.v1.Ref
+	84, // 57: writ.node.v1.InspectedLane.lane:type_name -> writ.record.v1.Lane
+	82, // 58: writ.node.v1.InspectedLane.rows:type_name -> writ.record.v1.Row
+	19, // 59: writ.node.v1.MetaState.NodesEntry.value:type_name -> writ.node.v1.NodeEntry
+	3,  // 60: writ.node.v1.NodeService.Forward:input_type -> writ.node.v1.ForwardRequest
+	5,  // 61: writ.node.v1.NodeService.Deliver:input_type -> writ.node.v1.DeliverRequest
+	8,  // 62: writ.node.v1.NodeService.Promise:input_type -> writ.node.v1.PromiseRequest
+	10, // 63: writ.node.v1.NodeService.Register:input_type -> writ.node.v1.RegisterRequest
+	12, // 64: writ.node.v1.NodeService.ReplicaStatus:input_type -> writ.node.v1.ReplicaStatusRequest
+	14, // 65: writ.node.v1.NodeService.Report:input_type -> writ.node.v1.ReportRequest
+	60, // 66: writ.node.v1.NodeService.LookupLanes:input_type -> writ.node.v1.LookupLanesRequest
+	62, // 67: writ.node.v1.NodeService.ExchangeCrashes:input_type -> writ.node.v1.ExchangeCrashesRequest
+	64, // 68: writ.node.v1.NodeService.Guarantee:input_type -> writ.node.v1.GuaranteeRequest
+	16, // 69: writ.node.v1.NodeService.TransferLeadership:input_type -> writ.node.v1.TransferLeadershipRequest
+	24, // 70: writ.node.v1.AdminService.Status:input_type -> writ.node.v1.StatusRequest
+	28, // 71: writ.node.v1.AdminService.AuditShard:input_type -> writ.node.v1.AuditShardRequest
+	31, // 72: writ.node.v1.AdminService.AuditLanes:input_type -> writ.node.v1.AuditLanesRequest
+	33, // 73: writ.node.v1.AdminService.DiskProbe:input_type -> writ.node.v1.DiskProbeRequest
+	35, // 74: writ.node.v1.AdminService.ListLanes:input_type -> writ.node.v1.ListLanesRequest
+	51, // 75: writ.node.v1.AdminService.SetNodeState:input_type -> writ.node.v1.SetNodeStateRequest
+	53, // 76: writ.node.v1.AdminService.MoveShard:input_type -> writ.node.v1.MoveShardRequest
+	55, // 77: writ.node.v1.AdminService.Upgrade:input_type -> writ.node.v1.UpgradeRequest
+	57, // 78: writ.node.v1.AdminService.SetContract:input_type -> writ.node.v1.SetContractRequest
+	66, // 79: writ.node.v1.AdminService.AuditFindings:input_type -> writ.node.v1.AuditFindingsRequest
+	38, // 80: writ.node.v1.AdminService.ShowLane:input_type -> writ.node.v1.ShowLaneRequest
+	40, // 81: writ.node.v1.AdminService.ChangeLane:input_type -> writ.node.v1.ChangeLaneRequest
+	44, // 82: writ.node.v1.AdminService.ListTimers:input_type -> writ.node.v1.ListTimersRequest
+	46, // 83: writ.node.v1.AdminService.ListCrashes:input_type -> writ.node.v1.ListCrashesRequest
+	49, // 84: writ.node.v1.AdminService.ForgetCrashes:input_type -> writ.node.v1.ForgetCrashesRequest
+	42, // 85: writ.node.v1.AdminService.ListOutbox:input_type -> writ.node.v1.ListOutboxRequest
+	68, // 86: writ.node.v1.AdminService.Inspect:input_type -> writ.node.v1.InspectRequest
+	4,  // 87: writ.node.v1.NodeService.Forward:output_type -> writ.node.v1.ForwardResponse
+	6,  // 88: writ.node.v1.NodeService.Deliver:output_type -> writ.node.v1.DeliverResponse
+	9,  // 89: writ.node.v1.NodeService.Promise:output_type -> writ.node.v1.PromiseResponse
+	11, // 90: writ.node.v1.NodeService.Register:output_type -> writ.node.v1.RegisterResponse
+	13, // 91: writ.node.v1.NodeService.ReplicaStatus:output_type -> writ.node.v1.ReplicaStatusResponse
+	15, // 92: writ.node.v1.NodeService.Report:output_type -> writ.node.v1.ReportResponse
+	61, // 93: writ.node.v1.NodeService.LookupLanes:output_type -> writ.node.v1.LookupLanesResponse
+	63, // 94: writ.node.v1.NodeService.ExchangeCrashes:output_type -> writ.node.v1.ExchangeCrashesResponse
+	65, // 95: writ.node.v1.NodeService.Guarantee:output_type -> writ.node.v1.GuaranteeResponse
+	17, // 96: writ.node.v1.NodeService.TransferLeadership:output_type -> writ.node.v1.TransferLeadershipResponse
+	25, // 97: writ.node.v1.AdminService.Status:output_type -> writ.node.v1.StatusResponse
+	29, // 98: writ.node.v1.AdminService.AuditShard:output_type -> writ.node.v1.AuditShardResponse
+	32, // 99: writ.node.v1.AdminService.AuditLanes:output_type -> writ.node.v1.AuditLane
+	34, // 100: writ.node.v1.AdminService.DiskProbe:output_type -> writ.node.v1.DiskProbeResponse
+	37, // 101: writ.node.v1.AdminService.ListLanes:output_type -> writ.node.v1.LaneInfo
+	52, // 102: writ.node.v1.AdminService.SetNodeState:output_type -> writ.node.v1.SetNodeStateResponse
+	54, // 103: writ.node.v1.AdminService.MoveShard:output_type -> writ.node.v1.MoveShardResponse
+	56, // 104: writ.node.v1.AdminService.Upgrade:output_type -> writ.node.v1.UpgradeResponse
+	58, // 105: writ.node.v1.AdminService.SetContract:output_type -> writ.node.v1.SetContractResponse
+	67, // 106: writ.node.v1.AdminService.AuditFindings:output_type -> writ.node.v1.AuditFindingsResponse
+	39, // 107: writ.node.v1.AdminService.ShowLane:output_type -> writ.node.v1.ShowLaneResponse
+	41, // 108: writ.node.v1.AdminService.ChangeLane:output_type -> writ.node.v1.ChangeLaneResponse
+	45, // 109: writ.node.v1.AdminService.ListTimers:output_type -> writ.node.v1.TimerInfo
+	48, // 110: writ.node.v1.AdminService.ListCrashes:output_type -> writ.node.v1.ListCrashesResponse
+	50, // 111: writ.node.v1.AdminService.ForgetCrashes:output_type -> writ.node.v1.ForgetCrashesResponse
+	43, // 112: writ.node.v1.AdminService.ListOutbox:output_type -> writ.node.v1.OutboxRow
+	69, // 113: writ.node.v1.AdminService.Inspect:output_type -> writ.node.v1.InspectResponse
+	87, // [87:114] is the sub-list for method output_type
+	60, // [60:87] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_writ_node_v1_node_proto_init() }
@@ -4785,14 +5620,14 @@ func file_writ_node_v1_node_proto_init() {
 		(*ForwardResponse_Outcome)(nil),
 	}
 	file_writ_node_v1_node_proto_msgTypes[36].OneofWrappers = []any{}
-	file_writ_node_v1_node_proto_msgTypes[45].OneofWrappers = []any{}
+	file_writ_node_v1_node_proto_msgTypes[54].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_node_v1_node_proto_rawDesc), len(file_writ_node_v1_node_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   60,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

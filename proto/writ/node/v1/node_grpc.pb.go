@@ -29,6 +29,7 @@ const (
 	NodeService_ReplicaStatus_FullMethodName      = "/writ.node.v1.NodeService/ReplicaStatus"
 	NodeService_Report_FullMethodName             = "/writ.node.v1.NodeService/Report"
 	NodeService_LookupLanes_FullMethodName        = "/writ.node.v1.NodeService/LookupLanes"
+	NodeService_ExchangeCrashes_FullMethodName    = "/writ.node.v1.NodeService/ExchangeCrashes"
 	NodeService_Guarantee_FullMethodName          = "/writ.node.v1.NodeService/Guarantee"
 	NodeService_TransferLeadership_FullMethodName = "/writ.node.v1.NodeService/TransferLeadership"
 )
@@ -56,6 +57,10 @@ type NodeServiceClient interface {
 	// LookupLanes tells one side of some lanes, as the shard's leader knows them
 	// after a read barrier: so the auditor compares both ends of a lane.
 	LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error)
+	// ExchangeCrashes tells each other what handlers had in hand when processes
+	// ended, so that a command that ends them is stopped after as many ends of all
+	// nodes together as of one.
+	ExchangeCrashes(ctx context.Context, in *ExchangeCrashesRequest, opts ...grpc.CallOption) (*ExchangeCrashesResponse, error)
 	// Guarantee tells how far the node that is asked sees the guarantee held.
 	Guarantee(ctx context.Context, in *GuaranteeRequest, opts ...grpc.CallOption) (*GuaranteeResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
@@ -140,6 +145,16 @@ func (c *nodeServiceClient) LookupLanes(ctx context.Context, in *LookupLanesRequ
 	return out, nil
 }
 
+func (c *nodeServiceClient) ExchangeCrashes(ctx context.Context, in *ExchangeCrashesRequest, opts ...grpc.CallOption) (*ExchangeCrashesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExchangeCrashesResponse)
+	err := c.cc.Invoke(ctx, NodeService_ExchangeCrashes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeServiceClient) Guarantee(ctx context.Context, in *GuaranteeRequest, opts ...grpc.CallOption) (*GuaranteeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GuaranteeResponse)
@@ -183,6 +198,10 @@ type NodeServiceServer interface {
 	// LookupLanes tells one side of some lanes, as the shard's leader knows them
 	// after a read barrier: so the auditor compares both ends of a lane.
 	LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error)
+	// ExchangeCrashes tells each other what handlers had in hand when processes
+	// ended, so that a command that ends them is stopped after as many ends of all
+	// nodes together as of one.
+	ExchangeCrashes(context.Context, *ExchangeCrashesRequest) (*ExchangeCrashesResponse, error)
 	// Guarantee tells how far the node that is asked sees the guarantee held.
 	Guarantee(context.Context, *GuaranteeRequest) (*GuaranteeResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
@@ -217,6 +236,9 @@ func (UnimplementedNodeServiceServer) Report(context.Context, *ReportRequest) (*
 }
 func (UnimplementedNodeServiceServer) LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method LookupLanes not implemented")
+}
+func (UnimplementedNodeServiceServer) ExchangeCrashes(context.Context, *ExchangeCrashesRequest) (*ExchangeCrashesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExchangeCrashes not implemented")
 }
 func (UnimplementedNodeServiceServer) Guarantee(context.Context, *GuaranteeRequest) (*GuaranteeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Guarantee not implemented")
@@ -371,6 +393,24 @@ func _NodeService_LookupLanes_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NodeService_ExchangeCrashes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExchangeCrashesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServiceServer).ExchangeCrashes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NodeService_ExchangeCrashes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServiceServer).ExchangeCrashes(ctx, req.(*ExchangeCrashesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NodeService_Guarantee_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GuaranteeRequest)
 	if err := dec(in); err != nil {
@@ -443,6 +483,10 @@ var NodeService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _NodeService_LookupLanes_Handler,
 		},
 		{
+			MethodName: "ExchangeCrashes",
+			Handler:    _NodeService_ExchangeCrashes_Handler,
+		},
+		{
 			MethodName: "Guarantee",
 			Handler:    _NodeService_Guarantee_Handler,
 		},
@@ -463,10 +507,14 @@ const (
 	AdminService_ListLanes_FullMethodName     = "/writ.node.v1.AdminService/ListLanes"
 	AdminService_SetNodeState_FullMethodName  = "/writ.node.v1.AdminService/SetNodeState"
 	AdminService_MoveShard_FullMethodName     = "/writ.node.v1.AdminService/MoveShard"
+	AdminService_Upgrade_FullMethodName       = "/writ.node.v1.AdminService/Upgrade"
 	AdminService_SetContract_FullMethodName   = "/writ.node.v1.AdminService/SetContract"
 	AdminService_AuditFindings_FullMethodName = "/writ.node.v1.AdminService/AuditFindings"
 	AdminService_ShowLane_FullMethodName      = "/writ.node.v1.AdminService/ShowLane"
 	AdminService_ChangeLane_FullMethodName    = "/writ.node.v1.AdminService/ChangeLane"
+	AdminService_ListTimers_FullMethodName    = "/writ.node.v1.AdminService/ListTimers"
+	AdminService_ListCrashes_FullMethodName   = "/writ.node.v1.AdminService/ListCrashes"
+	AdminService_ForgetCrashes_FullMethodName = "/writ.node.v1.AdminService/ForgetCrashes"
 	AdminService_ListOutbox_FullMethodName    = "/writ.node.v1.AdminService/ListOutbox"
 	AdminService_Inspect_FullMethodName       = "/writ.node.v1.AdminService/Inspect"
 )
@@ -493,6 +541,8 @@ type AdminServiceClient interface {
 	SetNodeState(ctx context.Context, in *SetNodeStateRequest, opts ...grpc.CallOption) (*SetNodeStateResponse, error)
 	// MoveShard replaces one replica of a shard, or moves its leadership.
 	MoveShard(ctx context.Context, in *MoveShardRequest, opts ...grpc.CallOption) (*MoveShardResponse, error)
+	// Upgrade raises the active format to the newest one that all nodes read.
+	Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeResponse, error)
 	// SetContract changes what the cluster promises.
 	SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
@@ -502,6 +552,14 @@ type AdminServiceClient interface {
 	// ChangeLane carries out one operator's verb. It answers when the change is
 	// committed, and repeating it does no harm.
 	ChangeLane(ctx context.Context, in *ChangeLaneRequest, opts ...grpc.CallOption) (*ChangeLaneResponse, error)
+	// ListTimers lists timers of a shard in the order of their time; those of one
+	// entity, and parked ones, in the order of entity and name.
+	ListTimers(ctx context.Context, in *ListTimersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TimerInfo], error)
+	// ListCrashes lists what handlers of one node had in hand when a process ended.
+	ListCrashes(ctx context.Context, in *ListCrashesRequest, opts ...grpc.CallOption) (*ListCrashesResponse, error)
+	// ForgetCrashes has one node run again what it refuses because of them. It
+	// answers when that is in its file.
+	ForgetCrashes(ctx context.Context, in *ForgetCrashesRequest, opts ...grpc.CallOption) (*ForgetCrashesResponse, error)
 	// ListOutbox lists rows of a shard that are not confirmed, without payloads.
 	ListOutbox(ctx context.Context, in *ListOutboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OutboxRow], error)
 	// Inspect shows all that is stored about one entity, for people.
@@ -604,6 +662,16 @@ func (c *adminServiceClient) MoveShard(ctx context.Context, in *MoveShardRequest
 	return out, nil
 }
 
+func (c *adminServiceClient) Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpgradeResponse)
+	err := c.cc.Invoke(ctx, AdminService_Upgrade_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetContractResponse)
@@ -644,9 +712,48 @@ func (c *adminServiceClient) ChangeLane(ctx context.Context, in *ChangeLaneReque
 	return out, nil
 }
 
+func (c *adminServiceClient) ListTimers(ctx context.Context, in *ListTimersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TimerInfo], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[2], AdminService_ListTimers_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListTimersRequest, TimerInfo]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ListTimersClient = grpc.ServerStreamingClient[TimerInfo]
+
+func (c *adminServiceClient) ListCrashes(ctx context.Context, in *ListCrashesRequest, opts ...grpc.CallOption) (*ListCrashesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListCrashesResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListCrashes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ForgetCrashes(ctx context.Context, in *ForgetCrashesRequest, opts ...grpc.CallOption) (*ForgetCrashesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetCrashesResponse)
+	err := c.cc.Invoke(ctx, AdminService_ForgetCrashes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) ListOutbox(ctx context.Context, in *ListOutboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OutboxRow], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[2], AdminService_ListOutbox_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[3], AdminService_ListOutbox_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -695,6 +802,8 @@ type AdminServiceServer interface {
 	SetNodeState(context.Context, *SetNodeStateRequest) (*SetNodeStateResponse, error)
 	// MoveShard replaces one replica of a shard, or moves its leadership.
 	MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error)
+	// Upgrade raises the active format to the newest one that all nodes read.
+	Upgrade(context.Context, *UpgradeRequest) (*UpgradeResponse, error)
 	// SetContract changes what the cluster promises.
 	SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error)
 	// AuditFindings lists what the background auditor of the shard's leader found.
@@ -704,6 +813,14 @@ type AdminServiceServer interface {
 	// ChangeLane carries out one operator's verb. It answers when the change is
 	// committed, and repeating it does no harm.
 	ChangeLane(context.Context, *ChangeLaneRequest) (*ChangeLaneResponse, error)
+	// ListTimers lists timers of a shard in the order of their time; those of one
+	// entity, and parked ones, in the order of entity and name.
+	ListTimers(*ListTimersRequest, grpc.ServerStreamingServer[TimerInfo]) error
+	// ListCrashes lists what handlers of one node had in hand when a process ended.
+	ListCrashes(context.Context, *ListCrashesRequest) (*ListCrashesResponse, error)
+	// ForgetCrashes has one node run again what it refuses because of them. It
+	// answers when that is in its file.
+	ForgetCrashes(context.Context, *ForgetCrashesRequest) (*ForgetCrashesResponse, error)
 	// ListOutbox lists rows of a shard that are not confirmed, without payloads.
 	ListOutbox(*ListOutboxRequest, grpc.ServerStreamingServer[OutboxRow]) error
 	// Inspect shows all that is stored about one entity, for people.
@@ -739,6 +856,9 @@ func (UnimplementedAdminServiceServer) SetNodeState(context.Context, *SetNodeSta
 func (UnimplementedAdminServiceServer) MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MoveShard not implemented")
 }
+func (UnimplementedAdminServiceServer) Upgrade(context.Context, *UpgradeRequest) (*UpgradeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Upgrade not implemented")
+}
 func (UnimplementedAdminServiceServer) SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetContract not implemented")
 }
@@ -750,6 +870,15 @@ func (UnimplementedAdminServiceServer) ShowLane(context.Context, *ShowLaneReques
 }
 func (UnimplementedAdminServiceServer) ChangeLane(context.Context, *ChangeLaneRequest) (*ChangeLaneResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ChangeLane not implemented")
+}
+func (UnimplementedAdminServiceServer) ListTimers(*ListTimersRequest, grpc.ServerStreamingServer[TimerInfo]) error {
+	return status.Error(codes.Unimplemented, "method ListTimers not implemented")
+}
+func (UnimplementedAdminServiceServer) ListCrashes(context.Context, *ListCrashesRequest) (*ListCrashesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListCrashes not implemented")
+}
+func (UnimplementedAdminServiceServer) ForgetCrashes(context.Context, *ForgetCrashesRequest) (*ForgetCrashesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetCrashes not implemented")
 }
 func (UnimplementedAdminServiceServer) ListOutbox(*ListOutboxRequest, grpc.ServerStreamingServer[OutboxRow]) error {
 	return status.Error(codes.Unimplemented, "method ListOutbox not implemented")
@@ -890,6 +1019,24 @@ func _AdminService_MoveShard_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Upgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Upgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Upgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Upgrade(ctx, req.(*UpgradeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_SetContract_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetContractRequest)
 	if err := dec(in); err != nil {
@@ -962,6 +1109,53 @@ func _AdminService_ChangeLane_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ListTimers_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListTimersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).ListTimers(m, &grpc.GenericServerStream[ListTimersRequest, TimerInfo]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ListTimersServer = grpc.ServerStreamingServer[TimerInfo]
+
+func _AdminService_ListCrashes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListCrashesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListCrashes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListCrashes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListCrashes(ctx, req.(*ListCrashesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ForgetCrashes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetCrashesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ForgetCrashes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ForgetCrashes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ForgetCrashes(ctx, req.(*ForgetCrashesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_ListOutbox_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ListOutboxRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1019,6 +1213,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_MoveShard_Handler,
 		},
 		{
+			MethodName: "Upgrade",
+			Handler:    _AdminService_Upgrade_Handler,
+		},
+		{
 			MethodName: "SetContract",
 			Handler:    _AdminService_SetContract_Handler,
 		},
@@ -1035,6 +1233,14 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_ChangeLane_Handler,
 		},
 		{
+			MethodName: "ListCrashes",
+			Handler:    _AdminService_ListCrashes_Handler,
+		},
+		{
+			MethodName: "ForgetCrashes",
+			Handler:    _AdminService_ForgetCrashes_Handler,
+		},
+		{
 			MethodName: "Inspect",
 			Handler:    _AdminService_Inspect_Handler,
 		},
@@ -1048,6 +1254,11 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ListLanes",
 			Handler:       _AdminService_ListLanes_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListTimers",
+			Handler:       _AdminService_ListTimers_Handler,
 			ServerStreams: true,
 		},
 		{

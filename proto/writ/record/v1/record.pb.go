@@ -139,7 +139,7 @@ func (x Outcome_Decision) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Outcome_Decision.Descriptor instead.
 func (Outcome_Decision) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{11, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type Lane_Status int32
@@ -188,7 +188,7 @@ func (x Lane_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Lane_Status.Descriptor instead.
 func (Lane_Status) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23, 0}
 }
 
 // CatchUp says what becomes of the times that a timer has missed.
@@ -239,7 +239,7 @@ func (x Timer_CatchUp) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Timer_CatchUp.Descriptor instead.
 func (Timer_CatchUp) EnumDescriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22, 0}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24, 0}
 }
 
 // Ref names an entity. The tenant is part of the identity everywhere.
@@ -553,8 +553,10 @@ func (x *Row) GetTrace() string {
 
 // Entry is the content of one Raft log entry.
 type Entry struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Format uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cluster's active format as the leader knew it. What is newer than the
+	// reader stops the replica.
+	Format uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
 	// Log time of the proposal, nanoseconds. Never falls along the log.
 	LogTime       int64     `protobuf:"varint,2,opt,name=log_time,json=logTime,proto3" json:"log_time,omitempty"`
 	Records       []*Record `protobuf:"bytes,3,rep,name=records,proto3" json:"records,omitempty"`
@@ -626,6 +628,7 @@ type Record struct {
 	//	*Record_Lane
 	//	*Record_Expire
 	//	*Record_Checkpoint
+	//	*Record_Note
 	Body          isRecord_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -727,6 +730,15 @@ func (x *Record) GetCheckpoint() *Checkpoint {
 	return nil
 }
 
+func (x *Record) GetNote() *Note {
+	if x != nil {
+		if x, ok := x.Body.(*Record_Note); ok {
+			return x.Note
+		}
+	}
+	return nil
+}
+
 type isRecord_Body interface {
 	isRecord_Body()
 }
@@ -751,6 +763,11 @@ type Record_Checkpoint struct {
 	Checkpoint *Checkpoint `protobuf:"bytes,7,opt,name=checkpoint,proto3,oneof"`
 }
 
+type Record_Note struct {
+	// Far from the others: no release writes it.
+	Note *Note `protobuf:"bytes,15,opt,name=note,proto3,oneof"`
+}
+
 func (*Record_TermStart) isRecord_Body() {}
 
 func (*Record_Commit) isRecord_Body() {}
@@ -760,6 +777,8 @@ func (*Record_Lane) isRecord_Body() {}
 func (*Record_Expire) isRecord_Body() {}
 
 func (*Record_Checkpoint) isRecord_Body() {}
+
+func (*Record_Note) isRecord_Body() {}
 
 // TermStart opens a leader's term. Its own term field is 0: the lease takes the
 // term of the log entry that carries it.
@@ -870,6 +889,53 @@ func (x *Checkpoint) GetAudit() string {
 	return ""
 }
 
+// Note has no effect. It stands for what the next format will bring: only a
+// program built with the tag "next" writes it, and only in a format that no
+// release has, so that rolling upgrades are tested before there is one.
+type Note struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Note) Reset() {
+	*x = Note{}
+	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Note) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Note) ProtoMessage() {}
+
+func (x *Note) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Note.ProtoReflect.Descriptor instead.
+func (*Note) Descriptor() ([]byte, []int) {
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Note) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // Mutation changes one value. In format 1 only STATE and TIMERS of the record's
 // own entity can be changed; sub-key "" of STATE is the entity's state.
 type Mutation struct {
@@ -886,7 +952,7 @@ type Mutation struct {
 
 func (x *Mutation) Reset() {
 	*x = Mutation{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	mi := &file_writ_record_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +964,7 @@ func (x *Mutation) String() string {
 func (*Mutation) ProtoMessage() {}
 
 func (x *Mutation) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[8]
+	mi := &file_writ_record_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +977,7 @@ func (x *Mutation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mutation.ProtoReflect.Descriptor instead.
 func (*Mutation) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{8}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Mutation) GetBucket() Bucket {
@@ -970,7 +1036,7 @@ type Commit struct {
 
 func (x *Commit) Reset() {
 	*x = Commit{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[9]
+	mi := &file_writ_record_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1048,7 @@ func (x *Commit) String() string {
 func (*Commit) ProtoMessage() {}
 
 func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[9]
+	mi := &file_writ_record_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1061,7 @@ func (x *Commit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit.ProtoReflect.Descriptor instead.
 func (*Commit) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{9}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Commit) GetEntity() *Ref {
@@ -1061,7 +1127,8 @@ type Key struct {
 	Key                  []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	FingerprintAlgorithm uint32                 `protobuf:"varint,3,opt,name=fingerprint_algorithm,json=fingerprintAlgorithm,proto3" json:"fingerprint_algorithm,omitempty"`
 	Fingerprint          []byte                 `protobuf:"bytes,4,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
-	// Wall clock of the accepting leader, Unix nanoseconds.
+	// Wall clock of the accepting leader, Unix nanoseconds; the client's issue time
+	// if that is later.
 	AcceptedAt int64 `protobuf:"varint,5,opt,name=accepted_at,json=acceptedAt,proto3" json:"accepted_at,omitempty"`
 	// Log time after which the key may be forgotten, nanoseconds.
 	ExpiresAt     int64 `protobuf:"varint,6,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
@@ -1071,7 +1138,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[10]
+	mi := &file_writ_record_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1150,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[10]
+	mi := &file_writ_record_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1163,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{10}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Key) GetCommandType() string {
@@ -1151,14 +1218,20 @@ type Outcome struct {
 	Message string   `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	Reply   *Payload `protobuf:"bytes,5,opt,name=reply,proto3" json:"reply,omitempty"`
 	// The entity's version after the command.
-	Version       uint64 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	Version uint64 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	// Rows that the command emitted, for whoever asks later: they leave the outbox
+	// when they are confirmed. By lane; left out where lanes are too many.
+	Rows    uint32     `protobuf:"varint,7,opt,name=rows,proto3" json:"rows,omitempty"`
+	Emitted []*Emitted `protobuf:"bytes,8,rep,name=emitted,proto3" json:"emitted,omitempty"`
+	// W3C traceparent of the decision, if it was traced.
+	Trace         string `protobuf:"bytes,9,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[11]
+	mi := &file_writ_record_v1_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1243,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[11]
+	mi := &file_writ_record_v1_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1256,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{11}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Outcome) GetDecision() Outcome_Decision {
@@ -1228,19 +1301,112 @@ func (x *Outcome) GetVersion() uint64 {
 	return 0
 }
 
+func (x *Outcome) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Outcome) GetEmitted() []*Emitted {
+	if x != nil {
+		return x.Emitted
+	}
+	return nil
+}
+
+func (x *Outcome) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
+}
+
+// Emitted names consecutive rows of a lane of the entity.
+type Emitted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Lane sequence of the first.
+	LaneSequence  uint64 `protobuf:"varint,3,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	Rows          uint32 `protobuf:"varint,4,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Emitted) Reset() {
+	*x = Emitted{}
+	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Emitted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Emitted) ProtoMessage() {}
+
+func (x *Emitted) ProtoReflect() protoreflect.Message {
+	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Emitted.ProtoReflect.Descriptor instead.
+func (*Emitted) Descriptor() ([]byte, []int) {
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Emitted) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Emitted) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Emitted) GetLaneSequence() uint64 {
+	if x != nil {
+		return x.LaneSequence
+	}
+	return 0
+}
+
+func (x *Emitted) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
 // AppliedMark says up to where the entity has applied a source's lane.
 type AppliedMark struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        *Ref                   `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	LaneSequence  uint64                 `protobuf:"varint,3,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Source       *Ref                   `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Epoch        uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	LaneSequence uint64                 `protobuf:"varint,3,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	// An operator skipped the row: no handler has seen it, and none ever will.
+	Skipped       bool `protobuf:"varint,4,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AppliedMark) Reset() {
 	*x = AppliedMark{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	mi := &file_writ_record_v1_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1418,7 @@ func (x *AppliedMark) String() string {
 func (*AppliedMark) ProtoMessage() {}
 
 func (x *AppliedMark) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[12]
+	mi := &file_writ_record_v1_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1431,7 @@ func (x *AppliedMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedMark.ProtoReflect.Descriptor instead.
 func (*AppliedMark) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{12}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AppliedMark) GetSource() *Ref {
@@ -1289,6 +1455,13 @@ func (x *AppliedMark) GetLaneSequence() uint64 {
 	return 0
 }
 
+func (x *AppliedMark) GetSkipped() bool {
+	if x != nil {
+		return x.Skipped
+	}
+	return false
+}
+
 // LaneUpdate changes the sending side of one lane. It does not raise the
 // source's version, so it never conflicts with a command in flight.
 type LaneUpdate struct {
@@ -1310,7 +1483,7 @@ type LaneUpdate struct {
 
 func (x *LaneUpdate) Reset() {
 	*x = LaneUpdate{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	mi := &file_writ_record_v1_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1495,7 @@ func (x *LaneUpdate) String() string {
 func (*LaneUpdate) ProtoMessage() {}
 
 func (x *LaneUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[13]
+	mi := &file_writ_record_v1_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1508,7 @@ func (x *LaneUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneUpdate.ProtoReflect.Descriptor instead.
 func (*LaneUpdate) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{13}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LaneUpdate) GetSource() *Ref {
@@ -1470,7 +1643,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[14]
+	mi := &file_writ_record_v1_record_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1655,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[14]
+	mi := &file_writ_record_v1_record_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1668,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{14}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Attempt) GetLaneSequence() uint64 {
@@ -1530,7 +1703,7 @@ type Park struct {
 
 func (x *Park) Reset() {
 	*x = Park{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[15]
+	mi := &file_writ_record_v1_record_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1715,7 @@ func (x *Park) String() string {
 func (*Park) ProtoMessage() {}
 
 func (x *Park) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[15]
+	mi := &file_writ_record_v1_record_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1728,7 @@ func (x *Park) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Park.ProtoReflect.Descriptor instead.
 func (*Park) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{15}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Park) GetLaneSequence() uint64 {
@@ -1582,7 +1755,7 @@ type Pause struct {
 
 func (x *Pause) Reset() {
 	*x = Pause{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[16]
+	mi := &file_writ_record_v1_record_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1767,7 @@ func (x *Pause) String() string {
 func (*Pause) ProtoMessage() {}
 
 func (x *Pause) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[16]
+	mi := &file_writ_record_v1_record_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1780,7 @@ func (x *Pause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pause.ProtoReflect.Descriptor instead.
 func (*Pause) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{16}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Pause) GetReason() string {
@@ -1628,7 +1801,7 @@ type Expire struct {
 
 func (x *Expire) Reset() {
 	*x = Expire{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[17]
+	mi := &file_writ_record_v1_record_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1813,7 @@ func (x *Expire) String() string {
 func (*Expire) ProtoMessage() {}
 
 func (x *Expire) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[17]
+	mi := &file_writ_record_v1_record_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1826,7 @@ func (x *Expire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Expire.ProtoReflect.Descriptor instead.
 func (*Expire) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{17}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Expire) GetThroughGeneration() uint64 {
@@ -1679,7 +1852,7 @@ type EntityRecord struct {
 
 func (x *EntityRecord) Reset() {
 	*x = EntityRecord{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[18]
+	mi := &file_writ_record_v1_record_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1864,7 @@ func (x *EntityRecord) String() string {
 func (*EntityRecord) ProtoMessage() {}
 
 func (x *EntityRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[18]
+	mi := &file_writ_record_v1_record_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1877,7 @@ func (x *EntityRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntityRecord.ProtoReflect.Descriptor instead.
 func (*EntityRecord) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{18}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EntityRecord) GetVersion() uint64 {
@@ -1753,7 +1926,7 @@ type KeyRecord struct {
 
 func (x *KeyRecord) Reset() {
 	*x = KeyRecord{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[19]
+	mi := &file_writ_record_v1_record_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1938,7 @@ func (x *KeyRecord) String() string {
 func (*KeyRecord) ProtoMessage() {}
 
 func (x *KeyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[19]
+	mi := &file_writ_record_v1_record_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1951,7 @@ func (x *KeyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRecord.ProtoReflect.Descriptor instead.
 func (*KeyRecord) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{19}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KeyRecord) GetKey() *Key {
@@ -1797,16 +1970,18 @@ func (x *KeyRecord) GetOutcome() *Outcome {
 
 // Applied is the value of the bucket applied, by (destination, source).
 type Applied struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	LaneSequence  uint64                 `protobuf:"varint,2,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Epoch        uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	LaneSequence uint64                 `protobuf:"varint,2,opt,name=lane_sequence,json=laneSequence,proto3" json:"lane_sequence,omitempty"`
+	// Lane sequence of the latest row that was skipped; 0: none.
+	Skipped       uint64 `protobuf:"varint,3,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[20]
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +1993,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[20]
+	mi := &file_writ_record_v1_record_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +2006,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{20}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Applied) GetEpoch() uint64 {
@@ -1844,6 +2019,13 @@ func (x *Applied) GetEpoch() uint64 {
 func (x *Applied) GetLaneSequence() uint64 {
 	if x != nil {
 		return x.LaneSequence
+	}
+	return 0
+}
+
+func (x *Applied) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
 	}
 	return 0
 }
@@ -1867,7 +2049,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[21]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1879,7 +2061,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[21]
+	mi := &file_writ_record_v1_record_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1892,7 +2074,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{21}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Lane) GetNumbered() uint64 {
@@ -1967,7 +2149,7 @@ type Timer struct {
 
 func (x *Timer) Reset() {
 	*x = Timer{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2161,7 @@ func (x *Timer) String() string {
 func (*Timer) ProtoMessage() {}
 
 func (x *Timer) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[22]
+	mi := &file_writ_record_v1_record_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2174,7 @@ func (x *Timer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timer.ProtoReflect.Descriptor instead.
 func (*Timer) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{22}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Timer) GetSet() uint64 {
@@ -2074,10 +2256,11 @@ func (x *Timer) GetTrace() string {
 
 // ShardMeta is the head of a shard file.
 type ShardMeta struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Format    uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
-	ClusterId string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Shard     uint32                 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Newest format of the entries whose effects are in this file.
+	Format    uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
+	ClusterId string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Shard     uint32 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
 	// Hash range, both ends included.
 	RangeFirst        uint64 `protobuf:"varint,4,opt,name=range_first,json=rangeFirst,proto3" json:"range_first,omitempty"`
 	RangeLast         uint64 `protobuf:"varint,5,opt,name=range_last,json=rangeLast,proto3" json:"range_last,omitempty"`
@@ -2104,7 +2287,7 @@ type ShardMeta struct {
 
 func (x *ShardMeta) Reset() {
 	*x = ShardMeta{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2299,7 @@ func (x *ShardMeta) String() string {
 func (*ShardMeta) ProtoMessage() {}
 
 func (x *ShardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[23]
+	mi := &file_writ_record_v1_record_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2312,7 @@ func (x *ShardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardMeta.ProtoReflect.Descriptor instead.
 func (*ShardMeta) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{23}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ShardMeta) GetFormat() uint32 {
@@ -2274,7 +2457,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2469,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[24]
+	mi := &file_writ_record_v1_record_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2482,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{24}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Counters) GetChanges() uint64 {
@@ -2385,7 +2568,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_writ_record_v1_record_proto_msgTypes[25]
+	mi := &file_writ_record_v1_record_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2580,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_writ_record_v1_record_proto_msgTypes[25]
+	mi := &file_writ_record_v1_record_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2593,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{25}
+	return file_writ_record_v1_record_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Generation) GetKeys() uint64 {
@@ -2467,7 +2650,7 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x05Entry\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x19\n" +
 	"\blog_time\x18\x02 \x01(\x03R\alogTime\x120\n" +
-	"\arecords\x18\x03 \x03(\v2\x16.writ.record.v1.RecordR\arecords\"\xca\x02\n" +
+	"\arecords\x18\x03 \x03(\v2\x16.writ.record.v1.RecordR\arecords\"\xf6\x02\n" +
 	"\x06Record\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12:\n" +
@@ -2478,7 +2661,8 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x06expire\x18\x06 \x01(\v2\x16.writ.record.v1.ExpireH\x00R\x06expire\x12<\n" +
 	"\n" +
 	"checkpoint\x18\a \x01(\v2\x1a.writ.record.v1.CheckpointH\x00R\n" +
-	"checkpointB\x06\n" +
+	"checkpoint\x12*\n" +
+	"\x04note\x18\x0f \x01(\v2\x14.writ.record.v1.NoteH\x00R\x04noteB\x06\n" +
 	"\x04body\"R\n" +
 	"\tTermStart\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
@@ -2487,7 +2671,9 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x04hash\x18\x03 \x01(\fR\x04hash\"\"\n" +
 	"\n" +
 	"Checkpoint\x12\x14\n" +
-	"\x05audit\x18\x01 \x01(\tR\x05audit\"\xc6\x01\n" +
+	"\x05audit\x18\x01 \x01(\tR\x05audit\"\x1a\n" +
+	"\x04Note\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\xc6\x01\n" +
 	"\bMutation\x12.\n" +
 	"\x06bucket\x18\x01 \x01(\x0e2\x16.writ.record.v1.BucketR\x06bucket\x12+\n" +
 	"\x06entity\x18\x02 \x01(\v2\x13.writ.record.v1.RefR\x06entity\x12\x16\n" +
@@ -2511,23 +2697,32 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\vaccepted_at\x18\x05 \x01(\x03R\n" +
 	"acceptedAt\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\x06 \x01(\x03R\texpiresAt\"\xa7\x02\n" +
+	"expires_at\x18\x06 \x01(\x03R\texpiresAt\"\x84\x03\n" +
 	"\aOutcome\x12<\n" +
 	"\bdecision\x18\x01 \x01(\x0e2 .writ.record.v1.Outcome.DecisionR\bdecision\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12-\n" +
 	"\x05reply\x18\x05 \x01(\v2\x17.writ.record.v1.PayloadR\x05reply\x12\x18\n" +
-	"\aversion\x18\x06 \x01(\x04R\aversion\"O\n" +
+	"\aversion\x18\x06 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04rows\x18\a \x01(\rR\x04rows\x121\n" +
+	"\aemitted\x18\b \x03(\v2\x17.writ.record.v1.EmittedR\aemitted\x12\x14\n" +
+	"\x05trace\x18\t \x01(\tR\x05trace\"O\n" +
 	"\bDecision\x12\x18\n" +
 	"\x14DECISION_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bEXECUTED\x10\x01\x12\f\n" +
 	"\bREJECTED\x10\x02\x12\r\n" +
-	"\tCANCELLED\x10\x03\"u\n" +
+	"\tCANCELLED\x10\x03\"f\n" +
+	"\aEmitted\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12#\n" +
+	"\rlane_sequence\x18\x03 \x01(\x04R\flaneSequence\x12\x12\n" +
+	"\x04rows\x18\x04 \x01(\rR\x04rows\"\x8f\x01\n" +
 	"\vAppliedMark\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12#\n" +
-	"\rlane_sequence\x18\x03 \x01(\x04R\flaneSequence\"\xd6\x02\n" +
+	"\rlane_sequence\x18\x03 \x01(\x04R\flaneSequence\x12\x18\n" +
+	"\askipped\x18\x04 \x01(\bR\askipped\"\xd6\x02\n" +
 	"\n" +
 	"LaneUpdate\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x125\n" +
@@ -2558,10 +2753,11 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\adeleted\x18\x05 \x01(\bR\adeleted\"e\n" +
 	"\tKeyRecord\x12%\n" +
 	"\x03key\x18\x01 \x01(\v2\x13.writ.record.v1.KeyR\x03key\x121\n" +
-	"\aoutcome\x18\x02 \x01(\v2\x17.writ.record.v1.OutcomeR\aoutcome\"D\n" +
+	"\aoutcome\x18\x02 \x01(\v2\x17.writ.record.v1.OutcomeR\aoutcome\"^\n" +
 	"\aApplied\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12#\n" +
-	"\rlane_sequence\x18\x02 \x01(\x04R\flaneSequence\"\xf1\x01\n" +
+	"\rlane_sequence\x18\x02 \x01(\x04R\flaneSequence\x12\x18\n" +
+	"\askipped\x18\x03 \x01(\x04R\askipped\"\xf1\x01\n" +
 	"\x04Lane\x12\x1a\n" +
 	"\bnumbered\x18\x01 \x01(\x04R\bnumbered\x12\x1c\n" +
 	"\tconfirmed\x18\x02 \x01(\x04R\tconfirmed\x12\x18\n" +
@@ -2658,7 +2854,7 @@ func file_writ_record_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_writ_record_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_writ_record_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_writ_record_v1_record_proto_goTypes = []any{
 	(Bucket)(0),           // 0: writ.record.v1.Bucket
 	(Outcome_Decision)(0), // 1: writ.record.v1.Outcome.Decision
@@ -2672,24 +2868,26 @@ var file_writ_record_v1_record_proto_goTypes = []any{
 	(*Record)(nil),        // 9: writ.record.v1.Record
 	(*TermStart)(nil),     // 10: writ.record.v1.TermStart
 	(*Checkpoint)(nil),    // 11: writ.record.v1.Checkpoint
-	(*Mutation)(nil),      // 12: writ.record.v1.Mutation
-	(*Commit)(nil),        // 13: writ.record.v1.Commit
-	(*Key)(nil),           // 14: writ.record.v1.Key
-	(*Outcome)(nil),       // 15: writ.record.v1.Outcome
-	(*AppliedMark)(nil),   // 16: writ.record.v1.AppliedMark
-	(*LaneUpdate)(nil),    // 17: writ.record.v1.LaneUpdate
-	(*Attempt)(nil),       // 18: writ.record.v1.Attempt
-	(*Park)(nil),          // 19: writ.record.v1.Park
-	(*Pause)(nil),         // 20: writ.record.v1.Pause
-	(*Expire)(nil),        // 21: writ.record.v1.Expire
-	(*EntityRecord)(nil),  // 22: writ.record.v1.EntityRecord
-	(*KeyRecord)(nil),     // 23: writ.record.v1.KeyRecord
-	(*Applied)(nil),       // 24: writ.record.v1.Applied
-	(*Lane)(nil),          // 25: writ.record.v1.Lane
-	(*Timer)(nil),         // 26: writ.record.v1.Timer
-	(*ShardMeta)(nil),     // 27: writ.record.v1.ShardMeta
-	(*Counters)(nil),      // 28: writ.record.v1.Counters
-	(*Generation)(nil),    // 29: writ.record.v1.Generation
+	(*Note)(nil),          // 12: writ.record.v1.Note
+	(*Mutation)(nil),      // 13: writ.record.v1.Mutation
+	(*Commit)(nil),        // 14: writ.record.v1.Commit
+	(*Key)(nil),           // 15: writ.record.v1.Key
+	(*Outcome)(nil),       // 16: writ.record.v1.Outcome
+	(*Emitted)(nil),       // 17: writ.record.v1.Emitted
+	(*AppliedMark)(nil),   // 18: writ.record.v1.AppliedMark
+	(*LaneUpdate)(nil),    // 19: writ.record.v1.LaneUpdate
+	(*Attempt)(nil),       // 20: writ.record.v1.Attempt
+	(*Park)(nil),          // 21: writ.record.v1.Park
+	(*Pause)(nil),         // 22: writ.record.v1.Pause
+	(*Expire)(nil),        // 23: writ.record.v1.Expire
+	(*EntityRecord)(nil),  // 24: writ.record.v1.EntityRecord
+	(*KeyRecord)(nil),     // 25: writ.record.v1.KeyRecord
+	(*Applied)(nil),       // 26: writ.record.v1.Applied
+	(*Lane)(nil),          // 27: writ.record.v1.Lane
+	(*Timer)(nil),         // 28: writ.record.v1.Timer
+	(*ShardMeta)(nil),     // 29: writ.record.v1.ShardMeta
+	(*Counters)(nil),      // 30: writ.record.v1.Counters
+	(*Generation)(nil),    // 31: writ.record.v1.Generation
 }
 var file_writ_record_v1_record_proto_depIdxs = []int32{
 	4,  // 0: writ.record.v1.EventId.source:type_name -> writ.record.v1.Ref
@@ -2699,40 +2897,42 @@ var file_writ_record_v1_record_proto_depIdxs = []int32{
 	6,  // 4: writ.record.v1.Row.parent:type_name -> writ.record.v1.EventId
 	9,  // 5: writ.record.v1.Entry.records:type_name -> writ.record.v1.Record
 	10, // 6: writ.record.v1.Record.term_start:type_name -> writ.record.v1.TermStart
-	13, // 7: writ.record.v1.Record.commit:type_name -> writ.record.v1.Commit
-	17, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
-	21, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
+	14, // 7: writ.record.v1.Record.commit:type_name -> writ.record.v1.Commit
+	19, // 8: writ.record.v1.Record.lane:type_name -> writ.record.v1.LaneUpdate
+	23, // 9: writ.record.v1.Record.expire:type_name -> writ.record.v1.Expire
 	11, // 10: writ.record.v1.Record.checkpoint:type_name -> writ.record.v1.Checkpoint
-	0,  // 11: writ.record.v1.Mutation.bucket:type_name -> writ.record.v1.Bucket
-	4,  // 12: writ.record.v1.Mutation.entity:type_name -> writ.record.v1.Ref
-	5,  // 13: writ.record.v1.Mutation.value:type_name -> writ.record.v1.Payload
-	4,  // 14: writ.record.v1.Commit.entity:type_name -> writ.record.v1.Ref
-	12, // 15: writ.record.v1.Commit.mutations:type_name -> writ.record.v1.Mutation
-	14, // 16: writ.record.v1.Commit.key:type_name -> writ.record.v1.Key
-	15, // 17: writ.record.v1.Commit.outcome:type_name -> writ.record.v1.Outcome
-	7,  // 18: writ.record.v1.Commit.rows:type_name -> writ.record.v1.Row
-	16, // 19: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
-	1,  // 20: writ.record.v1.Outcome.decision:type_name -> writ.record.v1.Outcome.Decision
-	5,  // 21: writ.record.v1.Outcome.reply:type_name -> writ.record.v1.Payload
-	4,  // 22: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
-	4,  // 23: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
-	4,  // 24: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
-	18, // 25: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
-	19, // 26: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
-	20, // 27: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
-	5,  // 28: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
-	14, // 29: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
-	15, // 30: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
-	2,  // 31: writ.record.v1.Lane.status:type_name -> writ.record.v1.Lane.Status
-	5,  // 32: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
-	4,  // 33: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
-	3,  // 34: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
-	28, // 35: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	12, // 11: writ.record.v1.Record.note:type_name -> writ.record.v1.Note
+	0,  // 12: writ.record.v1.Mutation.bucket:type_name -> writ.record.v1.Bucket
+	4,  // 13: writ.record.v1.Mutation.entity:type_name -> writ.record.v1.Ref
+	5,  // 14: writ.record.v1.Mutation.value:type_name -> writ.record.v1.Payload
+	4,  // 15: writ.record.v1.Commit.entity:type_name -> writ.record.v1.Ref
+	13, // 16: writ.record.v1.Commit.mutations:type_name -> writ.record.v1.Mutation
+	15, // 17: writ.record.v1.Commit.key:type_name -> writ.record.v1.Key
+	16, // 18: writ.record.v1.Commit.outcome:type_name -> writ.record.v1.Outcome
+	7,  // 19: writ.record.v1.Commit.rows:type_name -> writ.record.v1.Row
+	18, // 20: writ.record.v1.Commit.applied:type_name -> writ.record.v1.AppliedMark
+	1,  // 21: writ.record.v1.Outcome.decision:type_name -> writ.record.v1.Outcome.Decision
+	5,  // 22: writ.record.v1.Outcome.reply:type_name -> writ.record.v1.Payload
+	17, // 23: writ.record.v1.Outcome.emitted:type_name -> writ.record.v1.Emitted
+	4,  // 24: writ.record.v1.AppliedMark.source:type_name -> writ.record.v1.Ref
+	4,  // 25: writ.record.v1.LaneUpdate.source:type_name -> writ.record.v1.Ref
+	4,  // 26: writ.record.v1.LaneUpdate.destination:type_name -> writ.record.v1.Ref
+	20, // 27: writ.record.v1.LaneUpdate.attempt:type_name -> writ.record.v1.Attempt
+	21, // 28: writ.record.v1.LaneUpdate.park:type_name -> writ.record.v1.Park
+	22, // 29: writ.record.v1.LaneUpdate.pause:type_name -> writ.record.v1.Pause
+	5,  // 30: writ.record.v1.EntityRecord.state:type_name -> writ.record.v1.Payload
+	15, // 31: writ.record.v1.KeyRecord.key:type_name -> writ.record.v1.Key
+	16, // 32: writ.record.v1.KeyRecord.outcome:type_name -> writ.record.v1.Outcome
+	2,  // 33: writ.record.v1.Lane.status:type_name -> writ.record.v1.Lane.Status
+	5,  // 34: writ.record.v1.Timer.message:type_name -> writ.record.v1.Payload
+	4,  // 35: writ.record.v1.Timer.destination:type_name -> writ.record.v1.Ref
+	3,  // 36: writ.record.v1.Timer.catch_up:type_name -> writ.record.v1.Timer.CatchUp
+	30, // 37: writ.record.v1.ShardMeta.counters:type_name -> writ.record.v1.Counters
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_writ_record_v1_record_proto_init() }
@@ -2746,8 +2946,9 @@ func file_writ_record_v1_record_proto_init() {
 		(*Record_Lane)(nil),
 		(*Record_Expire)(nil),
 		(*Record_Checkpoint)(nil),
+		(*Record_Note)(nil),
 	}
-	file_writ_record_v1_record_proto_msgTypes[13].OneofWrappers = []any{
+	file_writ_record_v1_record_proto_msgTypes[15].OneofWrappers = []any{
 		(*LaneUpdate_Confirm)(nil),
 		(*LaneUpdate_Attempt)(nil),
 		(*LaneUpdate_Park)(nil),
@@ -2761,7 +2962,7 @@ func file_writ_record_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_writ_record_v1_record_proto_rawDesc), len(file_writ_record_v1_record_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   26,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,434 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// explainCommand walks from a command over its commit, rows, deliveries and marks
+// to the events that came of it, across nodes, and says what it finds.
+type explainCommand struct {
+	target  `embed:""`
+	Tenant  string `default:"default" help:"Tenant of the entity."`
+	Entity  string `placeholder:"KIND/ID" help:"The entity to explain; with --key, the entity that the key was used on."`
+	Key     string `help:"Idempotency key to explain."`
+	Command string `placeholder:"TYPE" help:"Full name of the key's command; without it all commands of the kind are looked up."`
+	Event   string `placeholder:"KIND/ID#N" help:"Event to explain: its source and its number there."`
+}
+
+// explainDepth bounds the chain of events that is followed.
+const explainDepth = 8
+
+// explainer writes what it learns, a line at a time.
+type explainer struct {
+	admin nodev1.AdminServiceClient
+	out   io.Writer
+	now   time.Time
+}
+
+// Run implements the subcommand.
+func (c *explainCommand) Run(ctx context.Context, std streams) error {
+	subject, number, err := c.subject()
+	if err != nil {
+		return err
+	}
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	x := &explainer{admin: admin, out: std.out, now: time.Now()}
+	seen, err := admin.Inspect(ctx, &nodev1.InspectRequest{Entity: subject, CommandType: c.Command, Key: []byte(c.Key)})
+	if err != nil {
+		return fmt.Errorf("inspect %s: %w", nameOf(subject), err)
+	}
+	switch {
+	case c.Key != "":
+		x.key(ctx, subject, c.Key, seen)
+	case c.Event != "":
+		x.event(ctx, subject, number, seen)
+	default:
+		x.entity(ctx, subject, seen)
+	}
+	return nil
+}
+
+// subject is the entity that is asked about, and the number of the event.
+func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error) {
+	name := c.Entity
+	if c.Event != "" {
+		if c.Key != "" || c.Entity != "" {
+			return nil, 0, errors.New("give --event alone: it names its source")
+		}
+		at := strings.LastIndex(c.Event, "#")
+		if at < 0 {
+			return nil, 0, fmt.Errorf("--event %q: give KIND/ID#N, e.g. account/alice#3", c.Event)
+		}
+		if number, err = strconv.ParseUint(c.Event[at+1:], 10, 64); err != nil || number == 0 {
+			return nil, 0, fmt.Errorf("--event %q: events of a source are numbered from 1", c.Event)
+		}
+		name = c.Event[:at]
+	}
+	what := "--entity"
+	switch {
+	case c.Event != "":
+		what = "the source of --event"
+	case c.Entity == "" && c.Key != "":
+		return nil, 0, errors.New("say on which entity the key was used: --entity KIND/ID --key KEY")
+	case c.Entity == "":
+		return nil, 0, errors.New("say what to explain: --entity KIND/ID, --entity KIND/ID --key KEY, or --event KIND/ID#N")
+	}
+	ref, err = parseRef(what, c.Tenant, name)
+	return ref, number, err
+}
+
+func nameOf(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }
+
+// say writes a line.
+func (x *explainer) say(depth int, format string, args ...any) {
+	fmt.Fprintf(x.out, "%s%s\n", strings.Repeat("  ", depth), fmt.Sprintf(format, args...))
+}
+
+// ago is a wall clock time in words.
+func (x *explainer) ago(unixNano int64) string {
+	at := time.Unix(0, unixNano)
+	return fmt.Sprintf("%s (%v ago)", at.UTC().Format("2006-01-02T15:04:05.000Z"), x.now.Sub(at).Round(time.Millisecond))
+}
+
+// where says who has answered.
+func (x *explainer) where(ref *recordv1.Ref, seen *nodev1.InspectResponse) {
+	x.say(0, "%s of tenant %s lives in shard %d, led by %s in term %d.", nameOf(ref), ref.GetTenant(), seen.GetShard(), seen.GetLeader(), seen.GetTerm())
+}
+
+// key explains a command.
+func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen *nodev1.InspectResponse) {
+	x.where(ref, seen)
+	k, outcome := seen.GetKey().GetKey(), seen.GetKey().GetOutcome()
+	if k == nil {
+		x.say(0, "Nothing is stored under key %q: no command with it has been committed, or it has been forgotten.", key)
+		if through := seen.GetExpiredThrough(); through != 0 {
+			x.say(0, "Forgotten are keys that were accepted up to %s.", x.ago(through))
+		} else {
+			x.say(0, "No key of this shard has been forgotten yet, so none was committed. It may be in flight: ask \"node outcome\".")
+		}
+		return
+	}
+	switch outcome.GetDecision() {
+	case recordv1.Outcome_EXECUTED:
+		x.say(0, "Key %q: %s was executed once, accepted %s; it made version %d.", key, k.GetCommandType(), x.ago(k.GetAcceptedAt()), outcome.GetVersion())
+	case recordv1.Outcome_REJECTED:
+		x.say(0, "Key %q: %s was rejected by rule, accepted %s: %s: %s. It has no effect, and every retry gets this answer.",
+			key, k.GetCommandType(), x.ago(k.GetAcceptedAt()), outcome.GetReason(), outcome.GetMessage())
+	case recordv1.Outcome_CANCELLED:
+		x.say(0, "Key %q was cancelled %s: its command will never execute.", key, x.ago(k.GetAcceptedAt()))
+	case recordv1.Outcome_DECISION_UNSPECIFIED:
+		x.say(0, "Key %q holds an outcome that this program does not know.", key)
+	}
+	x.say(0, "The key is remembered for at least another %v of log time.", time.Duration(max(0, k.GetExpiresAt()-seen.GetLogTime())).Round(time.Second))
+	if outcome.GetDecision() != recordv1.Outcome_EXECUTED {
+		return
+	}
+	waiting := x.rows(ctx, 1, ref, seen, func(row *recordv1.Row) bool {
+		return row.GetAcceptedAt() == k.GetAcceptedAt() && row.GetParent() == nil
+	})
+	if waiting == 0 && outcome.GetRows() == 0 {
+		x.say(0, "None of its events waits: all that it emitted are confirmed by their destinations, or it emitted none.")
+	}
+	x.emitted(ctx, ref, seen, outcome)
+	if seen.GetCut() {
+		x.say(0, "The entity has more lanes than are shown here.")
+	}
+	if id := traceID(outcome.GetTrace()); id != "" {
+		x.say(0, "Its trace is %s: it has each delivery with its time and attempt.", id)
+	} else if outcome.GetRows() > 0 {
+		x.say(0, "It was not traced: times and attempts of confirmed deliveries are not kept.")
+	}
+}
+
+// emitted tells where a command's events went, and how far what came of them is.
+// Their rows may be gone: the outcome names them by lane.
+func (x *explainer) emitted(ctx context.Context, ref *recordv1.Ref, seen *nodev1.InspectResponse, outcome *recordv1.Outcome) {
+	if outcome.GetRows() == 0 {
+		return
+	}
+	x.say(0, "It emitted %s.", events(uint64(outcome.GetRows())))
+	if len(outcome.GetEmitted()) == 0 {
+		x.say(1, "They went to more lanes than its outcome names.")
+		return
+	}
+	// Twice: events may move on while the walk goes from entity to entity. Where
+	// nobody has emitted anything between the two, they have not.
+	quiet := &explainer{admin: x.admin, out: io.Discard, now: x.now}
+	before := quiet.walk(ctx, ref, seen, outcome)
+	w := x.walk(ctx, ref, seen, outcome)
+	switch {
+	case w.waiting > 0:
+		x.say(0, "%s behind it, and may come of it.", events(w.waiting)+wait(w.waiting))
+	case w.unknown > 0 || w.cut:
+		x.say(0, "Nothing that was looked at waits; not all could be looked at.")
+	case w.numbered != before.numbered:
+		x.say(0, "Nothing waits behind it, but events moved while this was found out: ask again.")
+	default:
+		x.say(0, "Nothing waits behind it: all that came of it has been applied.")
+	}
+}
+
+// walk follows a command's events from entity to entity.
+func (x *explainer) walk(ctx context.Context, ref *recordv1.Ref, seen *nodev1.InspectResponse, outcome *recordv1.Outcome) *walk {
+	w := &walk{seen: map[string]bool{}}
+	for _, e := range outcome.GetEmitted() {
+		to := &recordv1.Ref{Tenant: ref.GetTenant(), Kind: e.GetKind(), Id: e.GetId()}
+		there, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: to, Source: ref})
+		if err != nil {
+			x.say(1, "%s in its lane to %s: its leader does not answer (%v).", rowsOf(e), nameOf(to), err)
+			w.unknown++
+			continue
+		}
+		last := e.GetLaneSequence() + uint64(e.GetRows()) - 1
+		lane := laneTo(seen, to)
+		x.say(1, "%s in its lane to %s: %s.", rowsOf(e), nameOf(to), delivered(lane, last, there.GetApplied()))
+		if lane.GetConfirmed() < last {
+			w.waiting += last - lane.GetConfirmed()
+		}
+		x.onward(ctx, 2, to, there, w)
+	}
+	return w
+}
+
+// walk is a walk along lanes, from entity to entity.
+type walk struct {
+	seen     map[string]bool
+	numbered uint64 // events, of all entities seen
+	waiting  uint64 // of them
+	unknown  int    // entities that could not be asked
+	cut      bool
+}
+
+// entitiesWalked bounds a walk.
+const entitiesWalked = 32
+
+// onward tells what an entity has emitted, whatever it came of: what is confirmed
+// keeps no mark of the event that it came of. Where all is confirmed, all that came
+// of one event is as well.
+func (x *explainer) onward(ctx context.Context, depth int, at *recordv1.Ref, seen *nodev1.InspectResponse, w *walk) {
+	if w.seen[nameOf(at)] {
+		return
+	}
+	w.seen[nameOf(at)] = true
+	w.cut = w.cut || seen.GetCut()
+	for _, l := range seen.GetOutgoing() {
+		to, lane := l.GetDestination(), l.GetLane()
+		pending := lane.GetNumbered() - lane.GetConfirmed()
+		w.numbered += lane.GetNumbered()
+		text := "all confirmed"
+		if pending > 0 {
+			text = events(pending) + wait(pending)
+			w.waiting += pending
+		}
+		x.say(depth, "%s has emitted %s to %s: %s.", nameOf(at), events(lane.GetNumbered()), nameOf(to), text)
+		if w.seen[nameOf(to)] {
+			continue
+		}
+		if depth >= explainDepth || len(w.seen) >= entitiesWalked {
+			w.cut = true
+			continue
+		}
+		there, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: to, Source: at})
+		if err != nil {
+			x.say(depth+1, "The leader of %s does not answer (%v).", nameOf(to), err)
+			w.unknown++
+			continue
+		}
+		x.onward(ctx, depth+1, to, there, w)
+	}
+}
+
+// delivered says how far rows up to the last are.
+func delivered(lane *recordv1.Lane, last, applied uint64) string {
+	switch {
+	case lane.GetConfirmed() >= last && lane.GetSkipped() > 0:
+		return fmt.Sprintf("confirmed; of this lane an operator has skipped %d", lane.GetSkipped())
+	case lane.GetConfirmed() >= last:
+		return fmt.Sprintf("applied there, once, and confirmed; it has applied the lane up to row %d", applied)
+	case applied >= last:
+		return "applied there; the confirmation is on its way back"
+	}
+	return fmt.Sprintf("applied there up to row %d", applied)
+}
+
+func laneTo(seen *nodev1.InspectResponse, to *recordv1.Ref) *recordv1.Lane {
+	for _, l := range seen.GetOutgoing() {
+		if nameOf(l.GetDestination()) == nameOf(to) {
+			return l.GetLane()
+		}
+	}
+	return nil // cut off: nothing is known of it
+}
+
+func rowsOf(e *recordv1.Emitted) string {
+	if e.GetRows() == 1 {
+		return fmt.Sprintf("Row %d", e.GetLaneSequence())
+	}
+	return fmt.Sprintf("Rows %d to %d", e.GetLaneSequence(), e.GetLaneSequence()+uint64(e.GetRows())-1)
+}
+
+func events(n uint64) string {
+	if n == 1 {
+		return "1 event"
+	}
+	return fmt.Sprintf("%d events", n)
+}
+
+func wait(n uint64) string {
+	if n == 1 {
+		return " waits"
+	}
+	return " wait"
+}
+
+// traceID is the trace of a W3C traceparent, "" if it is none.
+func traceID(traceparent string) string {
+	parts := strings.Split(traceparent, "-")
+	if len(parts) != 4 {
+		return ""
+	}
+	return parts[1]
+}
+
+// event explains one event.
+func (x *explainer) event(ctx context.Context, source *recordv1.Ref, number uint64, seen *nodev1.InspectResponse) {
+	x.where(source, seen)
+	if last := seen.GetEntity().GetSourceSequence(); number > last {
+		x.say(0, "Event %d does not exist: %s has emitted %d.", number, nameOf(source), last)
+		return
+	}
+	if x.rows(ctx, 0, source, seen, func(row *recordv1.Row) bool { return row.GetSequence() == number }) > 0 {
+		return
+	}
+	if beyond(seen, number) {
+		x.say(0, "Event %d stands behind the first %d rows of its lane, or in a lane that is not shown: it waits for those before it.", number, rowsShown(seen))
+		return
+	}
+	x.say(0, "Event %d is confirmed: its destination has applied it once, or an operator has skipped it. Its row is gone.", number)
+}
+
+// beyond reports whether an event may wait in a part of the outbox that was cut off.
+func beyond(seen *nodev1.InspectResponse, number uint64) bool {
+	if seen.GetCut() {
+		return true
+	}
+	for _, l := range seen.GetOutgoing() {
+		rows := l.GetRows()
+		if n := len(rows); n > 0 && l.GetLane().GetNumbered()-l.GetLane().GetConfirmed() > uint64(n) && rows[n-1].GetSequence() < number {
+			return true
+		}
+	}
+	return false
+}
+
+func rowsShown(seen *nodev1.InspectResponse) int {
+	most := 0
+	for _, l := range seen.GetOutgoing() {
+		most = max(most, len(l.GetRows()))
+	}
+	return most
+}
+
+// entity explains where an entity stands.
+func (x *explainer) entity(ctx context.Context, ref *recordv1.Ref, seen *nodev1.InspectResponse) {
+	x.where(ref, seen)
+	e := seen.GetEntity()
+	if e == nil {
+		x.say(0, "It has never handled anything.")
+		return
+	}
+	x.say(0, "Version %d; %d commands decided under a key; %d events emitted.", e.GetVersion(), e.GetDecided(), e.GetSourceSequence())
+	if e.GetDeleted() {
+		x.say(0, "It is deleted; version and counters stay.")
+	}
+	for _, l := range seen.GetIncoming() {
+		x.say(0, "From %s it has applied %d events.", nameOf(l.GetSource()), l.GetApplied())
+	}
+	for _, l := range seen.GetOutgoing() {
+		lane := l.GetLane()
+		x.say(0, "To %s it has emitted %d events, %d are confirmed, %d skipped.", nameOf(l.GetDestination()), lane.GetNumbered(), lane.GetConfirmed(), lane.GetSkipped())
+		if len(l.GetRows()) > 0 {
+			x.say(1, "%s", x.why(l, l.GetRows()[0], x.destination(ctx, l)))
+		}
+	}
+	if seen.GetCut() {
+		x.say(0, "There are more lanes than are shown here.")
+	}
+}
+
+// rows explains the waiting rows that are wanted, and counts them.
+func (x *explainer) rows(ctx context.Context, depth int, source *recordv1.Ref, seen *nodev1.InspectResponse, wanted func(*recordv1.Row) bool) int {
+	n := 0
+	for _, l := range seen.GetOutgoing() {
+		var there *destinationView
+		for _, row := range l.GetRows() {
+			if !wanted(row) {
+				continue
+			}
+			n++
+			if there == nil {
+				there = x.destination(ctx, l)
+			}
+			x.say(depth, "Event %d of %s, %s, is row %d of its lane to %s, accepted %s.", row.GetSequence(), nameOf(source),
+				or(row.GetEvent().GetType(), "skipped by an operator"), row.GetLaneSequence(), nameOf(l.GetDestination()), x.ago(row.GetAcceptedAt()))
+			x.say(depth+1, "%s", x.why(l, row, there))
+			if there.seen != nil && depth < explainDepth {
+				x.downstream(ctx, depth+1, l.GetDestination(), there.seen, row)
+			}
+		}
+	}
+	return n
+}
+
+// downstream explains the events that came of a row and still wait.
+func (x *explainer) downstream(ctx context.Context, depth int, at *recordv1.Ref, seen *nodev1.InspectResponse, row *recordv1.Row) {
+	x.rows(ctx, depth, at, seen, func(next *recordv1.Row) bool {
+		parent := next.GetParent()
+		return parent != nil && parent.GetSequence() == row.GetSequence() && parent.GetEpoch() == row.GetEpoch() &&
+			nameOf(parent.GetSource()) == nameOf(row.GetSource())
+	})
+}
+
+// destinationView is what the far end of a lane says.
+type destinationView struct {
+	seen *nodev1.InspectResponse // nil if it does not answer
+	err  error
+}
+
+func (x *explainer) destination(ctx context.Context, l *nodev1.InspectedLane) *destinationView {
+	seen, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: l.GetDestination(), Source: l.GetRows()[0].GetSource()})
+	return &destinationView{seen: seen, err: err}
+}
+
+// why says what a row waits for.
+func (x *explainer) why(l *nodev1.InspectedLane, row *recordv1.Row, there *destinationView) string {
+	lane, to := l.GetLane(), nameOf(l.GetDestination())
+	switch {
+	case there.err == nil && row.GetLaneSequence() <= there.seen.GetApplied():
+		return fmt.Sprintf("%s has applied it; the confirmation is on its way back.", to)
+	case lane.GetStatus() == recordv1.Lane_PARKED:
+		return fmt.Sprintf("The lane is parked at row %d after %d refused deliveries: %s. It stands until an operator acts.", lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason())
+	case lane.GetStatus() == recordv1.Lane_PAUSED:
+		return fmt.Sprintf("An operator has paused the lane: %s.", lane.GetReason())
+	case there.err != nil:
+		return fmt.Sprintf("The leader of %s does not answer (%v): it is sent again until it does, which costs no attempt.", to, there.err)
+	case lane.GetAttempts() > 0:
+		return fmt.Sprintf("Row %d was refused %d times: %s. It is tried again; rows behind it wait.", lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason())
+	case row.GetLaneSequence() > there.seen.GetApplied()+1:
+		return fmt.Sprintf("%s has applied the lane up to row %d: the rows between come first.", to, there.seen.GetApplied())
+	}
+	return fmt.Sprintf("It is next at %s and on its way.", to)
+}

@@ -1,0 +1,323 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// lanesCommand holds the operator's verbs for lanes.
+type lanesCommand struct {
+	List   lanesListCommand   `cmd:"" default:"withargs" help:"List lanes whose rows wait, with the reason of those that stand."`
+	Show   lanesShowCommand   `cmd:"" help:"Show one lane and its first rows."`
+	Replay lanesReplayCommand `cmd:"" help:"Start parked lanes again with their first row, in order; event ids stay as they are."`
+	Skip   lanesSkipCommand   `cmd:"" help:"Take the event out of the first row of parked or paused lanes, for good."`
+	Pause  lanesPauseCommand  `cmd:"" help:"Stop active lanes until they are resumed. A lane that begins later, of a source that emits its first event to the destination, is not stopped."`
+	Resume lanesResumeCommand `cmd:"" help:"Start paused lanes again."`
+}
+
+// laneFilter picks lanes on the command line.
+type laneFilter struct {
+	Tenant      string `help:"Only lanes of this tenant."`
+	Entity      string `placeholder:"KIND/ID" help:"Only lanes from this entity."`
+	Kind        string `help:"Only lanes from entities of this kind."`
+	Destination string `placeholder:"KIND[/ID]" help:"Only lanes to this entity, or to this kind."`
+	Reason      string `placeholder:"TEXT" help:"Only lanes whose reason holds this text."`
+}
+
+func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
+	out := &nodev1.LaneFilter{Tenant: f.Tenant, SourceKind: f.Kind, Reason: f.Reason}
+	if f.Entity != "" {
+		ref, err := parseRef("--entity", f.Tenant, f.Entity)
+		if err != nil {
+			return nil, err
+		}
+		if f.Kind != "" && f.Kind != ref.GetKind() {
+			return nil, fmt.Errorf("--entity %q is not of --kind %q: give one of them", f.Entity, f.Kind)
+		}
+		out.SourceKind, out.SourceId = ref.GetKind(), ref.GetId()
+	}
+	out.DestinationKind, out.DestinationId, _ = strings.Cut(f.Destination, "/")
+	return out, nil
+}
+
+// empty reports whether the filter picks every lane.
+func (f laneFilter) empty() bool { return f == laneFilter{} }
+
+func (f laneFilter) checkKinds(ctx context.Context, admin nodev1.AdminServiceClient) error {
+	filter, err := f.proto()
+	if err != nil {
+		return err
+	}
+	return checkKinds(ctx, admin, filter.GetSourceKind(), filter.GetDestinationKind())
+}
+
+// checkKinds refuses kinds that the node does not define; "" is none. It is for
+// filters that pick nothing: what belongs to a kind that a program lacks may well
+// exist, and wait.
+func checkKinds(ctx context.Context, admin nodev1.AdminServiceClient, kinds ...string) error {
+	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, kind := range kinds {
+		if known := status.GetKinds(); kind != "" && len(known) > 0 && !slices.Contains(known, kind) {
+			return fmt.Errorf("nothing passes the filter, and kind %q is not registered; registered: %s", kind, strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
+// foundLane is a lane that passed a filter.
+type foundLane struct {
+	shard uint32
+	info  *nodev1.LaneInfo
+}
+
+// eachLane calls visit for every lane that passes, shard by shard. which says what
+// is asked beside the filter.
+func eachLane(ctx context.Context, admin nodev1.AdminServiceClient, f laneFilter, which *nodev1.ListLanesRequest, visit func(foundLane) error) error {
+	filter, err := f.proto()
+	if err != nil {
+		return err
+	}
+	found := false
+	err = eachShard(ctx, admin, func(shard uint32) error {
+		which.Shard, which.Filter = shard, filter
+		stream, err := admin.ListLanes(ctx, which)
+		return drain(stream, err, func(l *nodev1.LaneInfo) error {
+			found = true
+			return visit(foundLane{shard, l})
+		})
+	})
+	if err != nil || found {
+		return err
+	}
+	return f.checkKinds(ctx, admin)
+}
+
+func eachShard(ctx context.Context, admin nodev1.AdminServiceClient, visit func(shard uint32) error) error {
+	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, s := range status.GetMeta().GetShards() {
+		if err := visit(s.GetShard()); err != nil {
+			return fmt.Errorf("shard %d: %w", s.GetShard(), err)
+		}
+	}
+	return nil
+}
+
+// drain visits what a stream yields. err is that of its opening.
+func drain[M any](stream interface{ Recv() (*M, error) }, err error, visit func(*M) error) error {
+	if err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := visit(m); err != nil {
+			return err
+		}
+	}
+}
+
+// lanesListCommand lists lanes with rows.
+type lanesListCommand struct {
+	target     `embed:""`
+	laneFilter `embed:""`
+	Parked     bool `help:"Only parked and paused lanes."`
+	JSON       bool `name:"json" help:"Print one JSON object per line."`
+}
+
+// Run implements the subcommand.
+func (c *lanesListCommand) Run(ctx context.Context, std streams) error {
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	table := newLaneTable(std.out, c.JSON)
+	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: c.Parked}, func(l foundLane) (err error) {
+		if table.note, err = skippedFirst(ctx, admin, l); err != nil {
+			return err
+		}
+		return table.add(l)
+	}); err != nil {
+		return err
+	}
+	return table.flush()
+}
+
+// skippedFirst is a note on a lane that stands at a row which has lost its event:
+// its reason is that of the event, and no longer holds.
+func skippedFirst(ctx context.Context, admin nodev1.AdminServiceClient, l foundLane) (string, error) {
+	lane := l.info.GetLane()
+	if lane.GetStatus() == recordv1.Lane_ACTIVE || lane.GetSkipped() == 0 {
+		return "", nil
+	}
+	name := &nodev1.LaneName{Source: l.info.GetSource(), Destination: l.info.GetDestination()}
+	res, err := admin.ShowLane(ctx, &nodev1.ShowLaneRequest{Lane: name, Limit: 1})
+	if err != nil {
+		return "", err
+	}
+	for _, row := range res.GetRows() {
+		if row.GetEvent() == nil {
+			return skippedNote(lane, row.GetLaneSequence()), nil
+		}
+	}
+	return "", nil
+}
+
+func skippedNote(lane *recordv1.Lane, row uint64) string {
+	next := "replay"
+	if lane.GetStatus() == recordv1.Lane_PAUSED {
+		next = "resume"
+	}
+	return fmt.Sprintf("row %d skipped, %s to go on", row, next)
+}
+
+// laneTable prints lanes as a table or as lines of JSON.
+type laneTable struct {
+	out   io.Writer
+	table *tabwriter.Writer
+	json  bool
+	lanes int
+	rows  uint64
+	// shown bounds the lines of the table, 0 does not; note stands in place of the
+	// reason.
+	shown int
+	note  string
+}
+
+// lanesShown is how many lanes a verb lists that changes all of them: the count
+// below the table is what a person looks for.
+const lanesShown = 20
+
+func newLaneTable(out io.Writer, json bool) *laneTable {
+	t := &laneTable{out: out, table: tabwriter.NewWriter(out, 0, 4, 2, ' ', 0), json: json}
+	if !json {
+		fmt.Fprintln(t.table, "SHARD\tTENANT\tSOURCE\tDESTINATION\tWAITING\tSTATUS\tATTEMPTS\tREASON")
+	}
+	return t
+}
+
+func (t *laneTable) add(l foundLane) error {
+	lane := l.info.GetLane()
+	t.lanes++
+	t.rows += lane.GetNumbered() - lane.GetConfirmed()
+	if t.json {
+		return printLine(t.out, l.info)
+	}
+	if t.shown > 0 && t.lanes > t.shown {
+		return nil
+	}
+	_, err := fmt.Fprintf(t.table, "%d\t%s\t%s/%s\t%s/%s\t%d\t%s\t%d\t%s\n", l.shard, l.info.GetSource().GetTenant(),
+		l.info.GetSource().GetKind(), l.info.GetSource().GetId(), l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(),
+		lane.GetNumbered()-lane.GetConfirmed(), lane.GetStatus(), lane.GetAttempts(), or(t.note, lane.GetReason()))
+	return err
+}
+
+func (t *laneTable) flush() error {
+	if more := t.lanes - t.shown; t.shown > 0 && more > 0 && !t.json {
+		fmt.Fprintf(t.table, "and %d more: see node lanes list\n", more)
+	}
+	return t.table.Flush()
+}
+
+// lanesShowCommand shows one lane.
+type lanesShowCommand struct {
+	target   `embed:""`
+	Tenant   string `default:"default" help:"Tenant of the lane."`
+	From     string `arg:"" optional:"" placeholder:"KIND/ID" help:"Source, KIND/ID."`
+	To       string `arg:"" optional:"" placeholder:"KIND/ID" help:"Destination, KIND/ID."`
+	Limit    uint32 `default:"20" help:"At most so many rows."`
+	Payloads bool   `help:"Show the events' bytes, as JSON where their type is known."`
+	JSON     bool   `name:"json" help:"Print one JSON object."`
+}
+
+// Run implements the subcommand.
+func (c *lanesShowCommand) Run(ctx context.Context, std streams) error {
+	name, err := c.lane()
+	if err != nil {
+		return err
+	}
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	res, err := admin.ShowLane(ctx, &nodev1.ShowLaneRequest{Lane: name, Limit: c.Limit, Payloads: c.Payloads})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printMessage(std.out, res)
+	}
+	lane := res.GetLane().GetLane()
+	fmt.Fprintf(std.out, "%s: %d rows numbered, %d confirmed, %d skipped, %d refused attempts\n", lane.GetStatus(),
+		lane.GetNumbered(), lane.GetConfirmed(), lane.GetSkipped(), lane.GetAttempts())
+	if lane.GetReason() != "" {
+		fmt.Fprintf(std.out, "reason: %s\n", lane.GetReason())
+	}
+	if res.Applied != nil {
+		fmt.Fprintf(std.out, "the destination has applied %d\n", res.GetApplied())
+	}
+	types := c.types(ctx)
+	defer types.Close()
+	for _, row := range res.GetRows() {
+		fmt.Fprintln(std.out, rowLine(row, uint64(len(row.GetEvent().GetData()))))
+		if c.Payloads && row.GetEvent() != nil {
+			fmt.Fprintf(std.out, "    %s\n", types.payload(row.GetEvent()))
+		}
+	}
+	return nil
+}
+
+// lane is the lane that is named.
+func (c *lanesShowCommand) lane() (name *nodev1.LaneName, err error) {
+	name = &nodev1.LaneName{}
+	if name.Source, err = parseRef("the source", c.Tenant, c.From); err != nil {
+		return nil, err
+	}
+	if c.To == "" {
+		return nil, fmt.Errorf("name the destination, too: node lanes show %s KIND/ID, e.g. %s statement/all", c.From, c.From)
+	}
+	name.Destination, err = parseRef("the destination", c.Tenant, c.To)
+	return name, err
+}
+
+// parseRef reads the name of an entity. what says where it stands: a flag, or the
+// place of an argument.
+func parseRef(what, tenant, text string) (*recordv1.Ref, error) {
+	kind, id, ok := strings.Cut(text, "/")
+	if !ok || kind == "" || id == "" {
+		return nil, fmt.Errorf("%s %q: give KIND/ID, e.g. account/alice", what, text)
+	}
+	return &recordv1.Ref{Tenant: tenant, Kind: kind, Id: id}, nil
+}
+
+// printLine writes a message as one line of JSON.
+func printLine(out io.Writer, m proto.Message) error {
+	text, err := protojson.Marshal(m)
+	if err == nil {
+		_, err = fmt.Fprintln(out, string(text))
+	}
+	return err
+}

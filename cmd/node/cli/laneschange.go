@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// laneVerb is what the verbs that change lanes have in common. Without --yes they
+// list what they would change.
+type laneVerb struct {
+	target     `embed:""`
+	laneFilter `embed:""`
+	All        bool `help:"All lanes, where no filter is given."`
+	Yes        bool `help:"Do it. Without this, the lanes are only listed."`
+	JSON       bool `name:"json" help:"Print one JSON object per lane, as it is after the change."`
+}
+
+type lanesReplayCommand struct {
+	laneVerb `embed:""`
+}
+
+type lanesSkipCommand struct {
+	laneVerb `embed:""`
+	Replay   bool `help:"Replay parked lanes afterwards, resume paused ones."`
+}
+
+type lanesPauseCommand struct {
+	laneVerb `embed:""`
+	Because  string `default:"paused by an operator" help:"Reason that is kept with the lane."`
+}
+
+type lanesResumeCommand struct {
+	laneVerb `embed:""`
+}
+
+// Run implements the subcommand.
+func (c *lanesReplayCommand) Run(ctx context.Context, std streams) error {
+	return c.change(ctx, std, "replay", recordv1.Lane_PARKED, func(context.Context, foundLane) []*nodev1.ChangeLaneRequest {
+		return []*nodev1.ChangeLaneRequest{{Verb: nodev1.ChangeLaneRequest_REPLAY}}
+	})
+}
+
+// Run implements the subcommand. It skips the row that is the first when the
+// lanes are listed, and never another one.
+func (c *lanesSkipCommand) Run(ctx context.Context, std streams) error {
+	skip := func(_ context.Context, l foundLane) []*nodev1.ChangeLaneRequest {
+		list := []*nodev1.ChangeLaneRequest{{Verb: nodev1.ChangeLaneRequest_SKIP, Sequence: l.info.GetLane().GetConfirmed() + 1}}
+		if !c.Replay {
+			return list
+		}
+		verb := nodev1.ChangeLaneRequest_REPLAY
+		if l.info.GetLane().GetStatus() == recordv1.Lane_PAUSED {
+			verb = nodev1.ChangeLaneRequest_RESUME
+		}
+		return append(list, &nodev1.ChangeLaneRequest{Verb: verb})
+	}
+	return c.change(ctx, std, "skip the first row of", anyStanding, skip)
+}
+
+// Run implements the subcommand.
+func (c *lanesPauseCommand) Run(ctx context.Context, std streams) error {
+	return c.change(ctx, std, "pause", recordv1.Lane_ACTIVE, func(context.Context, foundLane) []*nodev1.ChangeLaneRequest {
+		return []*nodev1.ChangeLaneRequest{{Verb: nodev1.ChangeLaneRequest_PAUSE, Reason: c.Because}}
+	})
+}
+
+// Run implements the subcommand.
+func (c *lanesResumeCommand) Run(ctx context.Context, std streams) error {
+	return c.change(ctx, std, "resume", recordv1.Lane_PAUSED, func(context.Context, foundLane) []*nodev1.ChangeLaneRequest {
+		return []*nodev1.ChangeLaneRequest{{Verb: nodev1.ChangeLaneRequest_RESUME}}
+	})
+}
+
+// anyStanding stands for parked and paused lanes.
+const anyStanding = recordv1.Lane_Status(-1)
+
+// change lists the lanes with a status that pass the filter and, with --yes,
+// carries out what steps says for each. One that fails does not keep the others.
+func (c laneVerb) change(ctx context.Context, std streams, what string, from recordv1.Lane_Status,
+	steps func(context.Context, foundLane) []*nodev1.ChangeLaneRequest,
+) error {
+	if c.empty() && !c.All {
+		return errors.New("say which lanes: --entity, --kind, --destination, --reason, --tenant, or --all")
+	}
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	var lanes []foundLane
+	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: from != recordv1.Lane_ACTIVE, Drained: true}, func(l foundLane) error {
+		if got := l.info.GetLane(); got.GetStatus() == from || from == anyStanding && got.GetNumbered() > got.GetConfirmed() {
+			lanes = append(lanes, l)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	table := newLaneTable(std.out, c.JSON)
+	table.shown = lanesShown
+	failed := 0
+	for _, l := range lanes {
+		if c.Yes {
+			list := steps(ctx, l)
+			if err := changeLane(ctx, admin, &l, list); err != nil {
+				if failed++; failed <= lanesShown {
+					fmt.Fprintf(std.err, "%s/%s to %s/%s: %v\n", l.info.GetSource().GetKind(), l.info.GetSource().GetId(),
+						l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(), err)
+				}
+				continue
+			}
+			table.note = skipNote(l, list)
+		}
+		if err := table.add(l); err != nil {
+			return err
+		}
+	}
+	if err := table.flush(); err != nil {
+		return err
+	}
+	switch {
+	case !c.Yes:
+		fmt.Fprintf(std.err, "would %s %s with %s waiting; with --yes it is done\n", what, number(uint64(table.lanes), "lane", "lanes"), number(table.rows, "row", "rows"))
+	case failed > 0:
+		return fmt.Errorf("%d of %d lanes were not changed", failed, len(lanes))
+	default:
+		fmt.Fprintf(std.err, "%s: %s done\n", what, number(uint64(table.lanes), "lane", "lanes"))
+	}
+	return nil
+}
+
+// skipNote tells what a lane that looks as before does not: that its first row has
+// lost its event. It is "" after any other change.
+func skipNote(l foundLane, done []*nodev1.ChangeLaneRequest) string {
+	if len(done) != 1 || done[0].GetVerb() != nodev1.ChangeLaneRequest_SKIP {
+		return ""
+	}
+	return skippedNote(l.info.GetLane(), done[0].GetSequence())
+}
+
+// changeLane carries out steps on a lane and keeps what it is afterwards.
+func changeLane(ctx context.Context, admin nodev1.AdminServiceClient, l *foundLane, steps []*nodev1.ChangeLaneRequest) error {
+	for _, req := range steps {
+		req.Lane = &nodev1.LaneName{Source: l.info.GetSource(), Destination: l.info.GetDestination()}
+		res, err := admin.ChangeLane(ctx, req)
+		if err != nil {
+			return err
+		}
+		l.info = res.GetLane()
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// timersCommand looks at timers.
+type timersCommand struct {
+	List timersListCommand `cmd:"" default:"withargs" help:"List timers: when they are due, what they do, how late they are."`
+}
+
+// timersListCommand lists timers.
+type timersListCommand struct {
+	target `embed:""`
+	Tenant string  `help:"Only timers of this tenant."`
+	Entity string  `placeholder:"KIND/ID" help:"Only timers of this entity, parked ones included."`
+	Kind   string  `help:"Only timers of entities of this kind."`
+	Shard  *uint32 `help:"Only timers of this shard."`
+	Late   bool    `help:"Only timers whose time has passed."`
+	Parked bool    `help:"Only timers that have failed too often and wait for no time."`
+	Limit  uint32  `default:"1000" help:"At most so many timers of each shard."`
+	JSON   bool    `name:"json" help:"Print one JSON object per line."`
+}
+
+func (c *timersListCommand) request() (*nodev1.ListTimersRequest, error) {
+	req := &nodev1.ListTimersRequest{Tenant: c.Tenant, Kind: c.Kind, LateOnly: c.Late, ParkedOnly: c.Parked, Limit: c.Limit}
+	if c.Entity != "" {
+		ref, err := parseRef("--entity", c.Tenant, c.Entity)
+		if err != nil {
+			return nil, err
+		}
+		if c.Kind != "" && c.Kind != ref.GetKind() {
+			return nil, fmt.Errorf("--entity %q is not of --kind %q: give one of them", c.Entity, c.Kind)
+		}
+		req.Kind, req.Id = ref.GetKind(), ref.GetId()
+		if req.GetTenant() == "" {
+			req.Tenant = "default"
+		}
+	}
+	return req, nil
+}
+
+// Run implements the subcommand. Timers of one shard come in the order of their
+// time.
+func (c *timersListCommand) Run(ctx context.Context, std streams) error {
+	req, err := c.request()
+	if err != nil {
+		return err
+	}
+	admin, closeConn, err := c.admin(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	table := tabwriter.NewWriter(std.out, 0, 4, 2, ' ', 0)
+	if !c.JSON {
+		fmt.Fprintln(table, "SHARD\tTENANT\tENTITY\tTIMER\tDUE\tLATE\tDOES\tEVERY\tSTATUS\tFAILURES\tREASON")
+	}
+	found := false
+	if err := eachShard(ctx, admin, func(shard uint32) error {
+		if c.Shard != nil && *c.Shard != shard {
+			return nil
+		}
+		req.Shard = shard
+		stream, err := admin.ListTimers(ctx, req)
+		return drain(stream, err, func(t *nodev1.TimerInfo) error {
+			found = true
+			if c.JSON {
+				return printLine(std.out, t)
+			}
+			_, err := fmt.Fprintf(table, "%d\t%s\t%s/%s\t%s\t%s\n", shard, t.GetEntity().GetTenant(), t.GetEntity().GetKind(), t.GetEntity().GetId(),
+				t.GetName(), timerColumns(t))
+			return err
+		})
+	}); err != nil {
+		return err
+	}
+	if !found {
+		if err := checkKinds(ctx, admin, req.GetKind()); err != nil {
+			return err
+		}
+	}
+	return table.Flush()
+}
+
+// timerColumns are the columns behind a timer's name.
+func timerColumns(t *nodev1.TimerInfo) string {
+	timer := t.GetTimer()
+	late, every := "-", "-"
+	if t.GetLate() > 0 {
+		late = time.Duration(t.GetLate()).Round(time.Millisecond).String()
+	}
+	if timer.GetEvery() > 0 {
+		every = time.Duration(timer.GetEvery()).String()
+	}
+	return strings.Join([]string{
+		time.Unix(0, timer.GetDue()).UTC().Format("2006-01-02T15:04:05.000Z"), late, timerDoes(timer), every,
+		timerStatus(timer), fmt.Sprint(timer.GetAttempts()), timer.GetReason(),
+	}, "\t")
+}
+
+func timerDoes(timer *recordv1.Timer) string {
+	if to := timer.GetDestination(); to != nil {
+		return fmt.Sprintf("event %s to %s/%s", timer.GetMessage().GetType(), to.GetKind(), to.GetId())
+	}
+	return "command " + timer.GetMessage().GetType()
+}
+
+func timerStatus(timer *recordv1.Timer) string {
+	switch {
+	case timer.GetNext() == 0:
+		return "PARKED"
+	case timer.GetAttempts() > 0:
+		return "RETRIED"
+	default:
+		return "WAITING"
+	}
+}

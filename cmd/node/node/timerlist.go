@@ -1,0 +1,114 @@
+package node
+
+import (
+	"time"
+
+	"google.golang.org/grpc"
+
+	"writ/actors/entity"
+	"writ/actors/gateway"
+	"writ/persistence"
+	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
+)
+
+// timersShown is how many timers an operator gets unless more are asked for;
+// pageTimers is what is read at once.
+const (
+	timersShown = 1000
+	pageTimers  = 256
+)
+
+// timerAt is a timer with its name and its place in a walk.
+type timerAt struct {
+	position string
+	ref      entity.Ref
+	name     string
+	timer    *recordv1.Timer
+}
+
+// ListTimers implements AdminService.
+func (a *admin) ListTimers(req *nodev1.ListTimersRequest, stream grpc.ServerStreamingServer[nodev1.TimerInfo]) error {
+	p, lease, err := a.leading(req.GetShard())
+	if err != nil {
+		return gateway.ToStatus(err)
+	}
+	if lease == nil {
+		return forwardStream(a, stream, req.GetShard(), req, nodev1.AdminServiceClient.ListTimers)
+	}
+	if err := awaitBarrier(stream.Context(), lease); err != nil {
+		return gateway.ToStatus(err)
+	}
+	left := int(req.GetLimit())
+	if left == 0 {
+		left = timersShown
+	}
+	left = min(left, rowsMax)
+	now := time.Now().UnixNano()
+	store := p.host.Replica(req.GetShard()).Store()
+	for position := ""; ; {
+		page, err := timerPage(store, req, position, now)
+		if err != nil {
+			return gateway.ToStatus(err)
+		}
+		for _, t := range page {
+			position = t.position
+			if !picksTimer(req, t, now) {
+				continue
+			}
+			if err := stream.Send(timerInfo(t, now)); err != nil {
+				return err
+			}
+			if left--; left == 0 {
+				return nil
+			}
+		}
+		if len(page) < pageTimers {
+			return nil
+		}
+	}
+}
+
+// timerPage reads on behind a position: by time where what is asked for waits for
+// its time, else by name, where those that are parked stand, too.
+func timerPage(store *persistence.Store, req *nodev1.ListTimersRequest, position string, now int64) (page []timerAt, err error) {
+	add := func(position string, ref entity.Ref, name string, t *recordv1.Timer) {
+		page = append(page, timerAt{position, ref, name, t})
+	}
+	one := req.GetTenant() != "" && req.GetKind() != "" && req.GetId() != ""
+	if one || req.GetParkedOnly() {
+		of := entity.Ref{}
+		if one {
+			of = entity.Ref{Tenant: req.GetTenant(), Kind: req.GetKind(), ID: req.GetId()}
+		}
+		return page, store.TimersAfter(of, position, pageTimers, add)
+	}
+	until := int64(1<<63 - 1)
+	if req.GetLateOnly() {
+		until = now
+	}
+	_, err = store.DueTimers(position, until, pageTimers, add)
+	return page, err
+}
+
+func picksTimer(req *nodev1.ListTimersRequest, t timerAt, now int64) bool {
+	for _, part := range []struct{ want, have string }{
+		{req.GetTenant(), t.ref.Tenant}, {req.GetKind(), t.ref.Kind}, {req.GetId(), t.ref.ID},
+	} {
+		if part.want != "" && part.want != part.have {
+			return false
+		}
+	}
+	return (!req.GetParkedOnly() || t.timer.GetNext() == 0) && (!req.GetLateOnly() || t.timer.GetDue() <= now)
+}
+
+func timerInfo(t timerAt, now int64) *nodev1.TimerInfo {
+	info := &nodev1.TimerInfo{
+		Entity: protoRef(t.ref), Name: t.name, Timer: t.timer,
+		Bytes: uint64(len(t.timer.GetMessage().GetData())), Late: max(0, now-t.timer.GetDue()),
+	}
+	if info.GetTimer().GetMessage() != nil {
+		info.Timer.Message.Data = nil
+	}
+	return info
+}

@@ -1,0 +1,5 @@
+//go:build next
+
+package format
+
+const next = 1
