@@ -35,6 +35,8 @@ type activation struct {
 	timers    map[string]pendingTimer // of commits in flight
 	out       outbox
 
+	handles string // type of the message whose handler ran last
+
 	phase   phase
 	failure error // of the first record that failed
 	unread  error // why the state could not be read

@@ -133,6 +133,8 @@ func (r *Runtime) enter(ctx context.Context, number uint32, c *call, count func(
 		return a.value, a.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	case <-s.left:
+		return nil, entity.Errorf(entity.OutcomeUnknown, "the shard was closed while a handler of it did not come back: retry with the same key")
 	case <-s.ended:
 	}
 	select {

@@ -2,6 +2,7 @@ package actors
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"log/slog"
 	"slices"
@@ -56,20 +57,14 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 		return entity.Errorf(entity.Invalid, "kind %q has no command %q", def.Name(), cut(name, 256))
 	}
 	s := &submit{
-		id: keyID{name, body.GetIdempotencyKey()}, handler: h, size: len(body.GetCommand().GetValue()),
+		id: keyID{name, requestKey(body)}, handler: h, size: len(body.GetCommand().GetValue()),
 		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: traceparent(req.GetTrace()),
 	}
 	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
 	}
-	if strings.HasPrefix(s.id.key, timerKeys) {
-		return errTimerKey()
-	}
-	if at := body.GetIssuedAt(); at != nil {
-		if err := at.CheckValid(); err != nil {
-			return entity.Errorf(entity.Invalid, "issued_at is not a valid time")
-		}
-		s.issuedAt = at.AsTime()
+	if s.issuedAt, err = issuedAt(body.GetIssuedAt()); err != nil {
+		return err
 	}
 	s.command = h.Type.New().Interface()
 	if err := proto.Unmarshal(body.GetCommand().GetValue(), s.command); err != nil {
@@ -84,8 +79,30 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 	return nil
 }
 
-func errTimerKey() *entity.Error {
-	return entity.Errorf(entity.Invalid, "keys that begin with %q are those of timers", timerKeys)
+// issuedAt is when a client says that it first sent a command; zero: not said.
+func issuedAt(at *timestamppb.Timestamp) (time.Time, error) {
+	if at == nil {
+		return time.Time{}, nil
+	}
+	if err := at.CheckValid(); err != nil {
+		return time.Time{}, entity.Errorf(entity.Invalid, "issued_at is not a valid time")
+	}
+	return at.AsTime(), nil
+}
+
+func errExpired() *entity.Error {
+	return entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known")
+}
+
+// keyed is a request with an idempotency key.
+type keyed interface {
+	GetIdempotencyKey() string
+	GetIdempotencyKeyBytes() []byte
+}
+
+// requestKey is the key of a request by its bytes, as text or not.
+func requestKey(req keyed) string {
+	return cmp.Or(req.GetIdempotencyKey(), string(req.GetIdempotencyKeyBytes()))
 }
 
 // traceparent keeps a W3C traceparent and drops anything longer or not printable.
@@ -201,23 +218,26 @@ func (a *activation) unreadable(c *call, what string, err error) {
 	c.refuse(entity.Errorf(entity.NotExecuted, "the %s could not be read: retry with the same key; the log of node %s says why", what, a.rt.cfg.Node))
 }
 
-// issued checks when a command was issued whose key is not stored.
-//
-// It may have executed so long ago that its key was forgotten. No command is
-// accepted before it was issued (see decide), so what is forgotten through a time
-// holds every key that was issued by then, whatever clocks said: the comparison
-// needs no clock. A client's clock may run ahead when it has its key cancelled, so
-// times shortly after count as well.
-//
-// And it may be issued in a future so far that its key, forgotten, would make what
-// others issue now look old.
-func (a *activation) issued(at time.Time) error {
+// mayBeForgotten reports that a command issued at the given time, zero for not
+// said, whose key is not stored, may have executed so long ago that its key was
+// forgotten. No command is accepted before it was issued (see decide), so what is
+// forgotten through a time holds every key that was issued by then, whatever clocks
+// said: the comparison needs no clock. A client's clock may run ahead when it has
+// its key cancelled, so times shortly after count as well.
+func (a *activation) mayBeForgotten(at time.Time) bool {
 	if at.IsZero() {
-		return nil
+		return false
 	}
 	through := a.shard.store.ExpiredThrough()
-	if through != 0 && at.Add(-a.rt.cfg.skew()).UnixNano() <= through {
-		return entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known")
+	return through != 0 && at.Add(-a.rt.cfg.skew()).UnixNano() <= through
+}
+
+// issued checks when a command was issued whose key is not stored. It may have
+// been forgotten; or it is issued in a future so far that its key, forgotten, would
+// make what others issue now look old.
+func (a *activation) issued(at time.Time) error {
+	if a.mayBeForgotten(at) {
+		return errExpired()
 	}
 	if ahead, most := at.Sub(a.rt.cfg.Clock()), a.rt.cfg.ahead(); ahead > most {
 		return entity.Errorf(entity.Invalid, "issued_at lies %v ahead of the clock of node %s, more than %v: set the clock that is wrong, the client's or the node's, and issue the command anew",
@@ -316,7 +336,26 @@ func emitted(rows []*recordv1.Row) (n uint32, lanes []*recordv1.Emitted) {
 func (a *activation) fillKey(key *recordv1.Key, s *submit) {
 	key.Key = []byte(s.id.key)
 	key.FingerprintAlgorithm, key.Fingerprint = entity.FingerprintAlgorithm, s.fingerprint
-	key.ExpiresAt = a.lease.LogTime() + int64(a.rt.cfg.window(a.def))
+	key.ExpiresAt = a.expiry()
+}
+
+// expiry is the log time until which a key that is stored now is remembered.
+func (a *activation) expiry() int64 { return expiry(a.lease.LogTime(), a.rt.cfg.window(a.def)) }
+
+// windowSlices is the number of slices of a window whose keys are forgotten
+// together.
+const windowSlices = 24
+
+// expiry is the end of the slice in which a window ends. The store's own slices are
+// as narrow as the window was when the cluster began: under a window that has grown
+// a thousandfold since then, keys that expired each at its own time would lie in
+// thousands of them, each with a filter that every new key is looked up in.
+func expiry(logTime int64, window time.Duration) int64 {
+	end, slice := later(logTime, window), max(1, int64(window)/windowSlices)
+	if over := end % slice; over != 0 {
+		return later(end, time.Duration(slice-over))
+	}
+	return end
 }
 
 // finish answers the caller whose command was decided.

@@ -17,6 +17,7 @@ import (
 
 	"writ/actors"
 	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 	writv1 "writ/proto/writ/v1"
 )
@@ -459,5 +460,42 @@ func executedOnce(t *testing.T, first, second time.Duration) {
 	wantReason(t, err, entity.Expired)
 	if value, rec := w.stored(e); value != 1 || rec.GetDecided() != 1 {
 		t.Errorf("value %d, %v", value, rec)
+	}
+	// Nor is it known to a question or a cancel that says when it was issued. One
+	// that does not is told of the window only.
+	body := &writv1.OutcomeRequest{
+		Entity: &writv1.EntityRef{Kind: "counter", Id: "a"}, IdempotencyKey: "k", CommandType: "google.protobuf.Int64Value", IssuedAt: timestamppb.New(issued),
+	}
+	ask := &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Outcome{Outcome: body}}
+	if answer, err := w.rt.Forward(t.Context(), ask); err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_EXPIRED {
+		t.Errorf("outcome: %v, %v", answer, err)
+	}
+	_, err = w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Cancel{Cancel: body}})
+	wantReason(t, err, entity.Expired)
+	body.IssuedAt = timestamppb.New(time.Now().Add(max(first, 0) + time.Hour))
+	if answer, err := w.rt.Forward(t.Context(), ask); err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_NEVER_SEEN {
+		t.Errorf("outcome of a later command: %v, %v", answer, err)
+	}
+	body.IssuedAt = nil
+	if answer, err := w.rt.Forward(t.Context(), ask); err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_NEVER_SEEN {
+		t.Errorf("outcome without a time of issue: %v, %v", answer, err)
+	}
+}
+
+// A key is bytes: text and bytes that are the same are one key, and bytes that are
+// no text are a key as well.
+func TestBinaryKeys(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	e := ref("counter", "a")
+	for _, key := range []string{"k", "\xff\x00\n"} {
+		for i := range 2 {
+			answer, err := w.submit(submitted{ref: e, command: &num{Value: 1}, change: func(r *writv1.SubmitRequest) { r.IdempotencyKeyBytes = []byte(key) }})
+			if err != nil || answer.GetReplayed() != (i == 1) {
+				t.Errorf("key %q: %v, %v", key, answer, err)
+			}
+		}
+	}
+	if answer := w.must(e, "k", &num{Value: 1}); !answer.GetReplayed() {
+		t.Error("the key as text is another one than as bytes")
 	}
 }

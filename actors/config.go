@@ -48,6 +48,10 @@ type Config struct {
 	// MaxAttempts is the number of refused deliveries after which a lane is
 	// parked. Default 8.
 	MaxAttempts int
+	// UpgradePatience is how long a lane waits whose destination's node does not know
+	// the event, and a timer whose node does not know the command, before it is
+	// parked. Default 1 h.
+	UpgradePatience time.Duration
 	// MaxCrashes is the number of times that a row, a timer or a command may end the
 	// process before its lane or the timer is parked, or the command refused.
 	// Default 3.
@@ -56,6 +60,9 @@ type Config struct {
 	// which it was set: by so much the clocks of two nodes may differ. Default
 	// 100 ms; negative: none.
 	TimerSkew time.Duration
+	// Patience is how long a handler may run before the log names it, and how long
+	// Drop waits for one. Default 10 s.
+	Patience time.Duration
 	// Passivation is how long an entity stays in memory unused. Default 5 min.
 	Passivation time.Duration
 	// Admit is asked before every client call for a shard; its error, an
@@ -106,8 +113,10 @@ func (c Config) withDefaults() Config {
 	set(&c.Retry, Retry{First: 20 * time.Millisecond, Most: 5 * time.Second})
 	set(&c.MaxAttempts, 8)
 	set(&c.MaxCrashes, DefaultMaxCrashes)
+	set(&c.UpgradePatience, time.Hour)
 	set(&c.TimerSkew, 100*time.Millisecond)
 	c.TimerSkew = max(0, c.TimerSkew)
+	set(&c.Patience, 10*time.Second)
 	set(&c.Passivation, 5*time.Minute)
 	if c.Hands == nil {
 		c.Hands = noHands{}
@@ -137,8 +146,8 @@ func (c Config) Validate() error {
 	if c.Courier == nil {
 		errs = append(errs, errors.New("courier is missing"))
 	}
-	if c.Skew < 0 || c.SendTimeout < 0 || c.Passivation < 0 {
-		errs = append(errs, errors.New("skew, send timeout and passivation must not be negative"))
+	if c.Skew < 0 || c.SendTimeout < 0 || c.Passivation < 0 || c.Patience < 0 {
+		errs = append(errs, errors.New("skew, send timeout, patience and passivation must not be negative"))
 	}
 	if c.Sends < 1 || c.MaxAttempts < 1 || c.MaxCrashes < 1 {
 		errs = append(errs, errors.New("sends, max attempts and max crashes must be at least 1"))

@@ -205,12 +205,13 @@ func (a *activation) refuseRow(c *call, d *delivery, sequence uint64, refusal *n
 func (a *activation) apply(s *source, row *recordv1.Row, span trace.Span) (*nodev1.Refusal, error) {
 	commit, state, timers := a.emptyCommit(), a.current.state, (*timerChanges)(nil)
 	if row.GetEvent() != nil { // else an operator skipped it: only the mark moves
-		d, refusal, err := a.handleEvent(row)
-		if refusal != nil || err != nil {
-			return refusal, err
+		d, refusal := a.handleEvent(row)
+		if refusal != nil {
+			return refusal, nil
 		}
 		from := derived(row)
 		from.trace = traceAfter(span, from.trace)
+		var err error
 		if commit, err = a.compose(d, from); err != nil {
 			if entity.ReasonOf(err) == entity.NotExecuted {
 				return nil, err
@@ -256,36 +257,35 @@ func derived(row *recordv1.Row) origin {
 	}
 }
 
-func (a *activation) handleEvent(row *recordv1.Row) (*decision, *nodev1.Refusal, error) {
+func (a *activation) handleEvent(row *recordv1.Row) (*decision, *nodev1.Refusal) {
 	if int(row.GetHops()) > a.rt.cfg.Limits.Hops {
-		return nil, refusal(nodev1.Refusal_HOP_LIMIT, "the event stands at the end of a chain of more than %d", a.rt.cfg.Limits.Hops), nil
+		return nil, refusal(nodev1.Refusal_HOP_LIMIT, "the event stands at the end of a chain of more than %d", a.rt.cfg.Limits.Hops)
 	}
 	if a.def == nil {
-		return nil, refusal(nodev1.Refusal_UNKNOWN_KIND, "the kind %q is not defined", a.ref.Kind), nil
+		return nil, refusal(nodev1.Refusal_UNKNOWN_KIND, "the kind %q is not defined on node %s", a.ref.Kind, a.rt.cfg.Node)
 	}
 	name := row.GetEvent().GetType()
 	h := a.def.Event(name)
 	if h == nil {
-		return nil, refusal(nodev1.Refusal_UNKNOWN_KIND, "kind %q does not handle event %q", a.ref.Kind, name), nil
+		return nil, refusal(nodev1.Refusal_UNKNOWN_KIND, "kind %q of node %s does not handle event %q", a.ref.Kind, a.rt.cfg.Node, name)
 	}
 	event := h.Type.New().Interface()
 	if err := proto.Unmarshal(row.GetEvent().GetData(), event); err != nil {
-		return nil, refusal(nodev1.Refusal_REJECTED, "the event's bytes are not a %s", name), nil
+		return nil, refusal(nodev1.Refusal_REJECTED, "the event's bytes are not a %s", name)
 	}
 	if path, found := entity.UnknownField(event); found {
-		// Written by a newer node. To drop it would lose what was meant, and to
-		// count it would park the lane: it waits until this node is newer too.
-		return nil, nil, entity.Errorf(entity.NotExecuted, "event %s has a field that node %s does not know: %s", name, a.rt.cfg.Node, path)
+		// Written by a newer node. To drop it would lose what was meant.
+		return nil, refusal(nodev1.Refusal_UNKNOWN_KIND, "event %s has a field that node %s does not know: %s", name, a.rt.cfg.Node, cut(path, 256))
 	}
 	hand := rowInHand(a.ref, row)
 	if a.rt.cfg.Hands.Count(hand) { // the source counts it before it sends the row again
-		return nil, refusal(nodev1.Refusal_CRASHED, "%s", a.crashReason()), nil
+		return nil, refusal(nodev1.Refusal_CRASHED, "%s", a.crashReason())
 	}
 	d, err := a.run(h, entity.NewContext(a.ref, fromRef(row.GetSource()), time.Now().UTC()), event, hand)
 	if err != nil {
-		return nil, a.rowRefusal(err), nil
+		return nil, a.rowRefusal(err)
 	}
-	return d, nil, nil
+	return d, nil
 }
 
 // rowRefusal turns what went wrong in or after an event's handler into the

@@ -56,8 +56,10 @@ func (f *handlerError) Error() string { return f.text }
 // TOO_LARGE.
 func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.Message, hand string) (*decision, error) {
 	d := &decision{state: proto.Clone(a.current.state), now: ctx.Time()}
-	leave := a.rt.cfg.Hands.Take(hand)
+	a.handles = string(message.ProtoReflect().Descriptor().FullName())
+	leave, running := a.rt.cfg.Hands.Take(hand), a.rt.handlings.begin(a.shard, a.ref, a.handles)
 	reply, err := a.call(h, ctx, d.state, message)
+	a.rt.handlings.end(running)
 	leave()
 	if err != nil {
 		return nil, a.sortOut(err)
@@ -151,7 +153,7 @@ func (a *activation) handlerFailed(format string, args ...any) error {
 }
 
 func (a *activation) logged(f *handlerError) error {
-	a.rt.log.Error("a handler failed", a.attr(), errAttr(f))
+	a.rt.log.Error("a handler failed", a.attr(), slog.String("message", a.handles), errAttr(f))
 	return f
 }
 
@@ -213,10 +215,11 @@ func (a *activation) row(e entity.Emission, from origin) (*recordv1.Row, error) 
 		return nil, a.handlerFailed("it emitted no message")
 	}
 	if !validName(e.To.Kind, maxKind) {
-		return nil, a.handlerFailed("it emitted to the kind %q", e.To.Kind)
+		return nil, a.handlerFailed("it emitted %s to the kind %q: a kind's name is a text of 1 to %d bytes", eventName(e), cut(e.To.Kind, maxKind), maxKind)
 	}
-	if !validName(e.To.ID, a.rt.cfg.Limits.Name) {
-		return nil, a.handlerFailed("it emitted to an id of %d bytes that is not a valid one", len(e.To.ID))
+	if most := a.rt.cfg.Limits.Name; !validName(e.To.ID, most) {
+		return nil, a.handlerFailed("it emitted %s to an id of kind %q that begins with %q and has %d bytes: an id is a text of 1 to %d bytes, and a handler rejects what leads to another one",
+			eventName(e), e.To.Kind, cut(e.To.ID, 32), len(e.To.ID), most)
 	}
 	event, err := a.encode(e.Event)
 	if err != nil {
@@ -229,6 +232,10 @@ func (a *activation) row(e entity.Emission, from origin) (*recordv1.Row, error) 
 		Source: toRef(a.ref), Epoch: a.lease.Epoch(), Destination: toRef(e.To), Event: event,
 		AcceptedAt: from.acceptedAt, Parent: from.parent, Hops: from.hops, Trace: from.trace,
 	}, nil
+}
+
+func eventName(e entity.Emission) string {
+	return string(e.Event.ProtoReflect().Descriptor().FullName())
 }
 
 // maxKind is the longest name of a kind. A kind need not be defined here: its

@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"encoding/hex"
 	"strconv"
 	"strings"
 
@@ -24,12 +25,14 @@ type Hands interface {
 // commandHand begins the names of commands that are in hand.
 const commandHand = "command "
 
-// ClientsCommand reports whether what is in hand is a client's command: it is
+// queryHand begins the names of queries that are in hand.
+const queryHand = "query "
+
+// ClientsCall reports whether what is in hand is a client's command or query: it is
 // refused after too many crashes. An event's lane is parked then, and so is the
 // timer whose command it is.
-func ClientsCommand(what string) bool {
-	_, key, found := strings.Cut(what, " key ")
-	return found && strings.HasPrefix(what, commandHand) && !strings.HasPrefix(key, `"`+timerKeys)
+func ClientsCall(what string) bool {
+	return strings.HasPrefix(what, queryHand) || strings.HasPrefix(what, commandHand) && !strings.HasPrefix(what, commandHand+timerCommands)
 }
 
 // DefaultMaxCrashes is Config.MaxCrashes unless it is set.
@@ -56,6 +59,13 @@ func commandInHand(ref entity.Ref, commandType, key string) string {
 	b = append(b, commandType...)
 	b = append(b, " key "...)
 	b = strconv.AppendQuote(b, key)
+	return string(appendEntity(append(b, " of "...), ref))
+}
+
+// queryInHand names a query that is in hand, by what it asks.
+func queryInHand(ref entity.Ref, name string, fingerprint []byte) string {
+	b := append(append(make([]byte, 0, 128), queryHand...), name...)
+	b = hex.AppendEncode(append(b, ' '), fingerprint)
 	return string(appendEntity(append(b, " of "...), ref))
 }
 

@@ -3,6 +3,7 @@ package actors
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -45,7 +46,10 @@ type lane struct {
 	timer    *time.Timer
 	naps     int // pauses so far
 	delay    backoff.ExponentialBackOff
-	failures int  // since the last success
+	failures int // since the last success
+	// unknown is when the destination's node first did not know the kind or the
+	// event of the next row, since the last success. Zero: it did.
+	unknown  time.Time
 	marking  bool // a confirmation is in flight
 	unwell   bool // a lane update has failed: none before the pause is over
 	decision *decisionOnRow
@@ -123,7 +127,7 @@ func (l *lane) rewind() {
 
 // recover forgets troubles.
 func (l *lane) recover() {
-	l.failures = 0
+	l.failures, l.unknown = 0, time.Time{}
 	l.delay.Reset()
 }
 
@@ -353,12 +357,36 @@ func (r *relay) refused(l *lane, sequence uint64, refusal *nodev1.Refusal) {
 		reason: cut(refusal.GetKind().String()+": "+refusal.GetReason(), r.rt.cfg.Limits.Text),
 	}
 	switch refusal.GetKind() {
-	case nodev1.Refusal_UNKNOWN_KIND, nodev1.Refusal_HOP_LIMIT:
+	case nodev1.Refusal_UNKNOWN_KIND:
+		if r.awaitUpgrade(l, d.reason) {
+			return
+		}
+		d.park = true
+	case nodev1.Refusal_HOP_LIMIT:
 		d.park = true
 	case nodev1.Refusal_REJECTED, nodev1.Refusal_PANICKED, nodev1.Refusal_TOO_LARGE, nodev1.Refusal_CRASHED,
 		nodev1.Refusal_KIND_UNSPECIFIED:
 	}
 	r.decide(l, d)
+}
+
+// awaitUpgrade has a lane wait, as for trouble on the way, whose destination's node
+// does not know the kind, the event or a field of it: in a rolling upgrade that node
+// may be the older one. false: there is nothing to wait for, or it took too long.
+func (r *relay) awaitUpgrade(l *lane, reason string) bool {
+	if r.rt.cfg.Registry.Kind(l.to.Kind) == nil {
+		return false // unknown at both ends: a mistake
+	}
+	if l.unknown.IsZero() {
+		l.unknown = time.Now()
+		r.rt.log.Warn("a destination's node does not know what is sent to it: waiting for its upgrade",
+			r.attr(), slog.String("destination", l.to.String()), slog.String("reason", reason))
+	}
+	if time.Since(l.unknown) >= r.rt.cfg.UpgradePatience {
+		return false
+	}
+	r.trouble(l, errors.New(reason))
+	return true
 }
 
 // decide holds the lane until a decision is in the log.

@@ -38,6 +38,9 @@ type Limits struct {
 	ShardCalls  int
 	ShardBytes  int64
 	EntityCalls int
+	// Waits is the number of reads that wait for a version in one shard. They are
+	// counted apart, so that they keep no command out.
+	Waits int
 	// Proposals, ProposalBytes: records waiting in a lease above which new work
 	// is refused.
 	Proposals     int
@@ -62,6 +65,7 @@ func DefaultLimits() Limits {
 		ShardCalls:    16_384,
 		ShardBytes:    64 << 20,
 		EntityCalls:   2_048,
+		Waits:         1_024,
 		Proposals:     65_536,
 		ProposalBytes: 64 << 20,
 	}
@@ -89,6 +93,7 @@ func (l Limits) Validate() error {
 		{"shard calls", int64(l.ShardCalls)},
 		{"shard bytes", l.ShardBytes},
 		{"entity calls", int64(l.EntityCalls)},
+		{"waits", int64(l.Waits)},
 		{"proposals", int64(l.Proposals)},
 		{"proposal bytes", int64(l.ProposalBytes)},
 	} {

@@ -1,7 +1,7 @@
 package actors
 
 import (
-	"strings"
+	"time"
 
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
@@ -12,8 +12,9 @@ import (
 // outcome asks what became of a key; with cancel it also sees to it that a key
 // that has not executed never will.
 type outcome struct {
-	id     keyID
-	cancel bool
+	id       keyID
+	issuedAt time.Time // zero: not said
+	cancel   bool
 }
 
 func (r *Runtime) openOutcome(c *call, tenant string, body *writv1.OutcomeRequest, cancel bool) error {
@@ -21,7 +22,7 @@ func (r *Runtime) openOutcome(c *call, tenant string, body *writv1.OutcomeReques
 	if err != nil {
 		return err
 	}
-	o := &outcome{id: keyID{body.GetCommandType(), body.GetIdempotencyKey()}, cancel: cancel}
+	o := &outcome{id: keyID{body.GetCommandType(), requestKey(body)}, cancel: cancel}
 	h := def.Command(o.id.commandType)
 	switch {
 	case h == nil:
@@ -31,8 +32,8 @@ func (r *Runtime) openOutcome(c *call, tenant string, body *writv1.OutcomeReques
 	case o.id.key == "" || len(o.id.key) > r.cfg.Limits.Key:
 		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(o.id.key))
 	}
-	if cancel && strings.HasPrefix(o.id.key, timerKeys) {
-		return errTimerKey()
+	if o.issuedAt, err = issuedAt(body.GetIssuedAt()); err != nil {
+		return err
 	}
 	c.ref, c.work = ref, o
 	return nil
@@ -53,6 +54,10 @@ func (a *activation) outcome(c *call, o *outcome) {
 		return
 	}
 	if o.cancel {
+		if err := a.issued(o.issuedAt); err != nil {
+			c.refuse(err)
+			return
+		}
 		a.cancel(c, o)
 		return
 	}
@@ -81,6 +86,8 @@ func (a *activation) neverSeen(c *call, o *outcome, err error) {
 	case a.answerStored(c, o):
 	case a.keys[o.id] != nil:
 		c.answer(outcomeState(writv1.OutcomeResponse_IN_FLIGHT), nil)
+	case a.mayBeForgotten(o.issuedAt):
+		c.answer(outcomeState(writv1.OutcomeResponse_EXPIRED), nil)
 	default:
 		c.answer(outcomeState(writv1.OutcomeResponse_NEVER_SEEN), nil)
 	}
@@ -95,7 +102,10 @@ func (a *activation) cancel(c *call, o *outcome) {
 	commit := a.emptyCommit()
 	commit.Key = &recordv1.Key{
 		CommandType: o.id.commandType, Key: []byte(o.id.key), FingerprintAlgorithm: entity.FingerprintAlgorithm,
-		AcceptedAt: a.rt.cfg.Clock().UnixNano(), ExpiresAt: a.lease.LogTime() + int64(a.rt.cfg.window(a.def)),
+		AcceptedAt: a.rt.cfg.Clock().UnixNano(), ExpiresAt: a.expiry(),
+	}
+	if !o.issuedAt.IsZero() { // as a command's: else the mark, forgotten, would not stop a client ahead of this clock
+		commit.Key.AcceptedAt = max(commit.GetKey().GetAcceptedAt(), o.issuedAt.UnixNano())
 	}
 	commit.Outcome = &recordv1.Outcome{Decision: recordv1.Outcome_CANCELLED, Version: commit.GetBaseVersion() + 1}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}

@@ -89,6 +89,8 @@ const (
 	Activations  Counter = "activations"
 	Passivations Counter = "passivations"
 
+	HandlersHung Counter = "handlers_hung"
+
 	TimersFired   Counter = "timers_fired"
 	TimersSkipped Counter = "timers_skipped"
 	TimersFailed  Counter = "timers_failed"

@@ -85,8 +85,18 @@ func (q *query) respond(s snapshot) (*nodev1.ForwardResponse, error) {
 	}}, nil
 }
 
-// run calls the query's handler. Its error is the caller's to see: INVALID.
+// run calls the query's handler, which is in hand meanwhile: a query can end the
+// process as well as a command, and its caller retries it at the next node. The
+// error is the caller's to see: INVALID.
 func (q *query) run(state proto.Message) (result proto.Message, err error) {
+	cfg, name := q.rt.cfg, string(q.message.ProtoReflect().Descriptor().FullName())
+	hand := queryInHand(q.ref, name, entity.Fingerprint(q.message))
+	if n := cfg.Hands.Crashes(hand); n >= cfg.MaxCrashes {
+		return nil, entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the query's handler: it is not run again until an operator says so (node crashes)", n)
+	}
+	leave, running := cfg.Hands.Take(hand), q.rt.handlings.begin(nil, q.ref, name)
+	defer leave()
+	defer q.rt.handlings.end(running)
 	defer func() {
 		if p := recover(); p != nil {
 			q.rt.log.Error("a query panicked", errAttr(fmt.Errorf("%s: %v", q.ref, p)))
@@ -176,7 +186,18 @@ const versionWaitMost = 30 * time.Second
 
 func (w *versionWait) stop() { w.timer.Stop() }
 
+// waitForVersion has a read wait. From here on it counts as a wait and not as work
+// in progress.
 func (a *activation) waitForVersion(c *call, want uint64) {
+	if waits := &a.shard.waits; c.shard != waits { // else it waited in an activation before
+		if !waits.enter(c.size, int64(a.rt.cfg.Limits.Waits), a.rt.cfg.Limits.ShardBytes) {
+			c.refuse(entity.Errorf(entity.Overloaded, "shard %d has too many reads that wait for a version: retry later", a.shard.number).Retry(retryOverload))
+			return
+		}
+		c.shard.leave(c.size)
+		c.shard = waits
+	}
+	c.leave()
 	patience := versionWaitMost
 	if !c.deadline.IsZero() {
 		patience = min(patience, time.Until(c.deadline))

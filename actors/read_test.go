@@ -1,6 +1,8 @@
 package actors_test
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -93,6 +95,48 @@ func TestReadMinVersion(t *testing.T) {
 	wantReason(t, err, entity.NotExecuted)
 	_, err = w.readWith(e, func(r *writv1.ReadRequest) { r.MinVersion, r.Consistency = 9, writv1.Consistency_STALE })
 	wantReason(t, err, entity.NotExecuted)
+}
+
+// Reads that wait for a version that is far off keep no command out. Too many of
+// them are refused, and those that wait are answered when it comes.
+func TestWaitingReads(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.ShardCalls, limits.EntityCalls, limits.Waits = 4, 2, 8
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) { c.Limits, c.Passivation = limits, 80*time.Millisecond }})
+	e := ref("counter", "a")
+	w.must(e, "0", &num{Value: 1})
+	wait := func(errs chan<- error) {
+		_, err := w.readWith(e, func(r *writv1.ReadRequest) { r.MinVersion = 20 })
+		errs <- err
+	}
+	errs := make(chan error, limits.Waits)
+	for range limits.Waits {
+		w.leases[0].hold()
+		go wait(errs)
+		w.held(0, 1)
+		w.leases[0].release()
+		w.read(e) // answered in turn: the other one waits for its version now
+	}
+	one := make(chan error, 1)
+	wait(one)
+	err := <-one
+	wantReason(t, err, entity.Overloaded)
+	var is *entity.Error
+	if errors.As(err, &is) && is.RetryAfter == 0 {
+		t.Error("no hint when to retry")
+	}
+	for i := 1; i < 20; i++ {
+		w.must(e, fmt.Sprint(i), &num{Value: 1})
+	}
+	for range limits.Waits {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	wait(one) // their places are free again
+	if err := <-one; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestOutcomeAndCancel(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors"
@@ -416,6 +417,62 @@ func TestTroubleCountsNoAttempt(t *testing.T) {
 	w.drained(a, b, 1)
 	if w.metrics.get("attempts") != 0 || tries.Load() < 21 {
 		t.Errorf("%d attempts, %d tries", w.metrics.get("attempts"), tries.Load())
+	}
+}
+
+// TestRollingUpgrade covers that what a destination's node does not know yet (an
+// event, or a field of it) waits in order and counts no attempt; after long enough
+// its lane is parked.
+func TestRollingUpgrade(t *testing.T) {
+	newer := &num{Value: 1}
+	newer.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
+	for name, tt := range map[string]struct {
+		event  proto.Message
+		reason string
+	}{
+		"event": {&text{Value: "x"}, "of node n1 does not handle event"},
+		"field": {newer, "has a field that node n1 does not know: 99"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kinds := []entity.Definer{kind("b", hooks{}), kind("a", hooks{command: func(c *entity.Context, _ *num, _ string) error {
+				c.Emit(entity.To("b", "1"), tt.event)
+				c.Emit(entity.To("b", "1"), &num{Value: 1})
+				return nil
+			}})}
+			a, b := ref("a", "1"), ref("b", "1")
+			refused := func(w *world, upgraded func(n int64) bool) *atomic.Int64 {
+				var n atomic.Int64
+				w.courier.set(func(req *nodev1.DeliverRequest, deliver deliverFunc) (*nodev1.DeliverResponse, error) {
+					if upgraded(n.Load()) && req.GetRows()[0].GetLaneSequence() == 1 {
+						req.Rows[0].Event = nil // as if the node knew it now
+					}
+					answer, err := deliver()
+					if r := answer.GetRefusal(); r != nil {
+						if r.GetKind() != nodev1.Refusal_UNKNOWN_KIND || !strings.Contains(r.GetReason(), tt.reason) {
+							t.Errorf("refused with %v", r)
+						}
+						n.Add(1)
+					}
+					return answer, err
+				})
+				return &n
+			}
+			w := newWorld(t, worldConfig{kinds: kinds})
+			n := refused(w, func(n int64) bool { return n >= 20 })
+			w.must(a, "k", &text{})
+			w.drained(a, b, 2)
+			if n.Load() < 20 || w.metrics.get("attempts") != 0 || w.metrics.get("parks") != 0 {
+				t.Errorf("%d refusals, %d attempts, %d parks", n.Load(), w.metrics.get("attempts"), w.metrics.get("parks"))
+			}
+
+			w = newWorld(t, worldConfig{kinds: kinds, change: func(c *actors.Config) { c.UpgradePatience = 20 * time.Millisecond }})
+			refused(w, func(int64) bool { return false })
+			w.must(a, "k", &text{})
+			w.metrics.until(t, func() bool { return w.lane(a, b).GetStatus() == recordv1.Lane_PARKED })
+			if l := w.lane(a, b); l.GetAttempts() != 0 || !strings.Contains(l.GetReason(), tt.reason) {
+				t.Errorf("lane %v", l)
+			}
+		})
 	}
 }
 

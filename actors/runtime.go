@@ -22,6 +22,8 @@ type Runtime struct {
 	system *actor.ActorSystem
 	names  atomic.Uint64
 	actors *dispatcher
+	// handlings are the handlers that run now.
+	handlings handlings
 	// healthy and troubled send rows; see sender.go.
 	healthy  *senders
 	troubled *senders
@@ -41,8 +43,11 @@ type shard struct {
 	gate   *actor.PID
 	calls  gauge // client calls in progress
 	events gauge // deliveries in progress
+	waits  gauge // reads that wait for a version
 	timers gauge // timers that fire
 	ended  chan struct{}
+	// left is closed when a drop has given up on a handler that does not come back.
+	left chan struct{}
 }
 
 // New starts a runtime. End it with Close.
@@ -78,7 +83,7 @@ func (r *Runtime) Open(number uint32, store Store) error {
 	if r.shards[number] != nil {
 		return fmt.Errorf("shard %d is open already", number)
 	}
-	s := &shard{number: number, store: store, ended: make(chan struct{})}
+	s := &shard{number: number, store: store, ended: make(chan struct{}), left: make(chan struct{})}
 	g := newGate(r, s)
 	pid, err := r.system.Root.SpawnNamed(r.props(func() actor.Actor { return g }), r.name("gate-"+strconv.FormatUint(uint64(number), 10)))
 	if err != nil {
@@ -106,19 +111,41 @@ func (r *Runtime) RoutesChanged() {
 }
 
 // Drop ends a shard's gate and its activations and waits for that. What was in
-// flight is answered OUTCOME_UNKNOWN.
+// flight is answered OUTCOME_UNKNOWN. A handler that does not come back within
+// Config.Patience is named in the log and left alone: what it decides, if it ever
+// does, is refused, since its lease has ended.
 func (r *Runtime) Drop(number uint32) {
+	s := r.shutdown(number)
+	if s == nil {
+		return
+	}
+	patience := time.NewTimer(r.cfg.Patience)
+	defer patience.Stop()
+	select {
+	case <-s.ended:
+		return
+	case <-patience.C:
+	}
+	close(s.left)
+	for _, one := range r.handlings.of(s) {
+		r.log.Error("a shard is dropped without waiting for a handler that does not come back",
+			append(one.attrs(), slog.Uint64("shard", uint64(number)))...)
+	}
+}
+
+// shutdown has a shard's gate end; nil if there is none.
+func (r *Runtime) shutdown(number uint32) *shard {
 	r.mu.Lock()
 	s := r.shards[number]
 	if s == nil {
 		r.mu.Unlock()
-		return
+		return nil
 	}
 	// Nobody sends to the gate from here on: what it has received it answers.
 	delete(r.shards, number)
 	r.mu.Unlock()
 	r.send(s.gate, shutdown{})
-	<-s.ended
+	return s
 }
 
 // Close drops all shards and ends the runtime's goroutines. It waits for handlers
@@ -137,7 +164,11 @@ func (r *Runtime) Close(ctx context.Context) error {
 		defer close(done)
 		var drops sync.WaitGroup
 		for _, number := range numbers {
-			drops.Go(func() { r.Drop(number) })
+			drops.Go(func() {
+				if s := r.shutdown(number); s != nil {
+					<-s.ended
+				}
+			})
 		}
 		drops.Wait()
 		r.healthy.close()
@@ -166,6 +197,7 @@ func (r *Runtime) keepTime() {
 		case <-r.quit:
 			return
 		case now := <-ticker.C:
+			r.watchHandlers(now)
 			r.mu.RLock()
 			for _, s := range r.shards {
 				r.send(s.gate, tick{now: now})

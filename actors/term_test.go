@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -263,6 +265,67 @@ func TestDropAndClose(t *testing.T) {
 	_, err = w.submit(submitted{ref: e, key: "1", command: &num{Value: 1}})
 	wantReason(t, err, entity.NotExecuted)
 	wantReason(t, w.rt.Open(0, w.stores[0]), entity.NotExecuted)
+}
+
+// A handler that does not come back is named, keeps no shard from being dropped
+// and opened again, and what it decides in the end has no effect.
+func TestDropWithHangingHandler(t *testing.T) {
+	begun, hang := make(chan struct{}), make(chan struct{})
+	var told lines
+	w := newWorld(t, worldConfig{
+		kinds: []entity.Definer{kind("counter", hooks{command: func(_ *entity.Context, s *num, what string) error {
+			if what == "hang" {
+				close(begun)
+				<-hang
+			}
+			s.Value += 100
+			return nil
+		}})},
+		change: func(c *actors.Config) {
+			c.Patience, c.Passivation = 50*time.Millisecond, 80*time.Millisecond
+			c.Logger = slog.New(slog.NewTextHandler(&told, nil))
+		},
+	})
+	e := ref("counter", "a")
+	hung := w.later(submitted{ref: e, key: "1", command: &text{Value: "hang"}})
+	<-begun
+	w.metrics.until(t, func() bool { return w.metrics.get("handlers_hung") == 1 })
+	w.rt.Drop(0)
+	wantReason(t, (<-hung).err, entity.OutcomeUnknown)
+	for _, want := range []string{"does not come back: its entity stands still", "is dropped without waiting", "t/counter/", "google.protobuf.StringValue", "kind=counter"} {
+		if !told.has(want) {
+			t.Errorf("the log lacks %q", want)
+		}
+	}
+	if err := w.rt.Open(0, w.stores[0]); err != nil {
+		t.Fatal(err)
+	}
+	w.leases[0].end(nil)
+	w.lead(0)
+	w.must(e, "2", &num{Value: 1})
+	close(hang)
+	w.must(e, "1", &text{Value: "fine"}) // the key was never used
+	if value, version := w.read(e); value != 101 || version != 2 {
+		t.Errorf("value %d, version %d", value, version)
+	}
+}
+
+// lines is a log that can be looked into.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) has(s string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), s)
 }
 
 // Load, terms that change, panics and passivation at once: every key takes effect

@@ -17,16 +17,18 @@ import (
 const (
 	// timerName is the longest name of a timer: a key is made of it.
 	timerName = 200
-	// timerKeys begin the keys under which timers' commands are decided. Clients
-	// cannot use them.
-	timerKeys = "writ.timer/"
+	// timerCommands begin the command types under which timers' commands are
+	// decided: no message has such a name, so no client's key can be one of theirs.
+	timerCommands = "timer "
 	// timersMost bounds the timers of an entity that is deleted.
 	timersMost = 100_000
 )
 
 // timerKey names one setting of a timer: however often it is tried, its command is
 // decided once.
-func timerKey(name string, set uint64) string { return fmt.Sprintf("%s%d/%s", timerKeys, set, name) }
+func timerKey(command, name string, set uint64) keyID {
+	return keyID{timerCommands + command, fmt.Sprintf("%d/%s", set, name)}
+}
 
 // timerChanges is what a decision makes of the entity's timers, by name; nil is
 // gone. The order is that of the mutations.
@@ -142,7 +144,7 @@ func (a *activation) unreadTimer(err error) error {
 }
 
 // dueAt is a time as timers have it: 0 is none.
-func dueAt(at time.Time) int64 { return max(1, at.UnixNano()) }
+func dueAt(at time.Time) int64 { return max(1, nanos(at)) }
 
 // newTimer makes a timer of what a handler has set.
 func (a *activation) newTimer(set *entity.Timer, now time.Time, from origin) (*recordv1.Timer, error) {
@@ -156,7 +158,8 @@ func (a *activation) newTimer(set *entity.Timer, now time.Time, from origin) (*r
 	case set.Command != nil && a.def.Command(string(message.ProtoReflect().Descriptor().FullName())) == nil:
 		return nil, a.handlerFailed("it set a timer for command %s, which the kind does not handle", message.ProtoReflect().Descriptor().FullName())
 	case set.Event != nil && (!validName(set.To.Kind, maxKind) || !validName(set.To.ID, a.rt.cfg.Limits.Name)):
-		return nil, a.handlerFailed("it set a timer for an event to %q", set.To.Kind)
+		return nil, a.handlerFailed("it set a timer for an event to kind %q, id %q of %d bytes: a kind is a text of 1 to %d bytes, an id of 1 to %d",
+			cut(set.To.Kind, maxKind), cut(set.To.ID, 32), len(set.To.ID), maxKind, a.rt.cfg.Limits.Name)
 	case set.Every != 0 && set.Every < time.Millisecond:
 		return nil, a.handlerFailed("it set a timer for every %v", set.Every)
 	}
@@ -193,9 +196,9 @@ func (a *activation) rearmed(fired *recordv1.Timer, now time.Time, commit *recor
 		return nil
 	}
 	timer := proto.CloneOf(fired)
-	timer.Due += every
+	timer.Due = later(timer.GetDue(), time.Duration(every))
 	if late := now.UnixNano() - timer.GetDue(); late >= 0 && timer.GetCatchUp() != recordv1.Timer_ALL {
-		timer.Due += (late/every + 1) * every
+		timer.Due = later(timer.GetDue()+late/every*every, time.Duration(every))
 	}
 	timer.Next, timer.Attempts, timer.Reason = timer.GetDue(), 0, ""
 	timer.Set, timer.Term = commit.GetBaseVersion()+1, a.lease.Term()
@@ -313,7 +316,7 @@ func effective(timer *recordv1.Timer, term uint64, skew time.Duration) int64 {
 	if timer.GetTerm() == term {
 		return timer.GetNext()
 	}
-	return timer.GetNext() + int64(skew)
+	return later(timer.GetNext(), skew)
 }
 
 // admitTimer: a timer waits where a command would be refused.
@@ -351,7 +354,7 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		h = a.def.Command(name)
 	}
 	if h == nil {
-		a.failTimer(c, fired, now, "the kind does not handle command "+name, true)
+		a.unknownTimer(c, fired, now, late, "the kind does not handle command "+name)
 		return
 	}
 	command := h.Type.New().Interface()
@@ -359,7 +362,12 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		a.failTimer(c, fired, now, "the command's bytes are not a "+name, true)
 		return
 	}
-	hand := commandInHand(a.ref, name, timerKey(fired.name, timer.GetSet()))
+	if path, found := entity.UnknownField(command); found {
+		a.unknownTimer(c, fired, now, late, "command "+name+" has a field that the node does not know: "+cut(path, 256))
+		return
+	}
+	id := timerKey(name, fired.name, timer.GetSet())
+	hand := commandInHand(a.ref, id.commandType, id.key)
 	if a.rt.cfg.Hands.Count(hand) {
 		a.failTimer(c, fired, now, a.crashReason(), false)
 		return
@@ -381,9 +389,9 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 	}
 	result.Trace = traceAfter(fired.span, "")
 	commit.Key = &recordv1.Key{
-		CommandType: name, Key: []byte(timerKey(fired.name, timer.GetSet())), AcceptedAt: now.UnixNano(),
+		CommandType: id.commandType, Key: []byte(id.key), AcceptedAt: now.UnixNano(),
 		FingerprintAlgorithm: entity.FingerprintAlgorithm, Fingerprint: entity.Fingerprint(command),
-		ExpiresAt: a.lease.LogTime() + int64(a.rt.cfg.window(a.def)),
+		ExpiresAt: a.expiry(),
 	}
 	commit.Outcome = result
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
@@ -393,6 +401,17 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 		return
 	}
 	a.concludeTimer(c, d, commit, late, TimersFired)
+}
+
+// unknownTimer deals with a timer that this node does not know how to do: set by a
+// newer node, in a rolling upgrade. It waits for this node's upgrade, and is parked
+// only when it is late by more than that takes.
+func (a *activation) unknownTimer(c *call, fired *firedTimer, now time.Time, late int64, reason string) {
+	if late < int64(a.rt.cfg.UpgradePatience) {
+		c.refuse(entity.Errorf(entity.NotExecuted, "%s", reason))
+		return
+	}
+	a.failTimer(c, fired, now, reason, true)
 }
 
 // concludeTimer proposes the commit of a timer that was done. A decision that a

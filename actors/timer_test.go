@@ -2,6 +2,7 @@ package actors_test
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -9,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"writ/actors"
 	"writ/actors/entity"
@@ -131,15 +134,20 @@ func TestTimer(t *testing.T) {
 		t.Errorf("the delayed event made %d", value)
 	}
 	k.check(t)
-	// Its outcome stands under a key that no client can use.
-	key := fmt.Sprintf("writ.timer/%d/t", set.GetVersion())
-	answer, err := w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Shard: w.shard(a), Tenant: "t", Call: &nodev1.ForwardRequest_Outcome{
-		Outcome: &writv1.OutcomeRequest{Entity: &writv1.EntityRef{Kind: "clock", Id: "a"}, IdempotencyKey: key, CommandType: "google.protobuf.StringValue"},
-	}})
-	if err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_EXECUTED {
-		t.Errorf("outcome: %v, %v", answer, err)
+	// Its outcome stands under a key that no client's can be, whatever its content.
+	key, command := fmt.Sprintf("%d/t", set.GetVersion()), "google.protobuf.StringValue"
+	stored, err := w.stores[w.shard(a)].Key(a, "timer "+command, []byte(key))
+	if err != nil || stored.GetOutcome().GetDecision() != recordv1.Outcome_EXECUTED {
+		t.Errorf("outcome: %v, %v", stored, err)
 	}
-	_, err = w.submit(submitted{ref: a, key: key, command: &text{Value: "set x 1h"}})
+	for _, own := range []string{key, "timer " + key, "writ.timer/" + key} {
+		if answer, err := w.submit(submitted{ref: a, key: own, command: &text{Value: "nothing"}}); err != nil || answer.GetReplayed() {
+			t.Errorf("a client's key %q: %v, %v", own, answer, err)
+		}
+	}
+	_, err = w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Shard: w.shard(a), Tenant: "t", Call: &nodev1.ForwardRequest_Cancel{
+		Cancel: &writv1.OutcomeRequest{Entity: &writv1.EntityRef{Kind: "clock", Id: "a"}, IdempotencyKey: key, CommandType: "timer " + command},
+	}})
 	wantReason(t, err, entity.Invalid)
 	// Nothing of a rejected command and of a handler that set nonsense is left.
 	if answer, err := w.submit(submitted{ref: a, key: "8", command: &text{Value: "reject"}}); err != nil || answer.GetRejection() == nil {
@@ -407,5 +415,86 @@ func TestTimersAreNotPolled(t *testing.T) {
 	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 1 && w.metrics.get("passivations") == 1 })
 	if n := looks.Load(); n > 3 {
 		t.Errorf("%d looks", n)
+	}
+}
+
+// A timer for a time that nobody will see does not fire now, and keeps no other
+// timer from firing.
+func TestFarTimers(t *testing.T) {
+	for name, far := range map[string]entity.Timer{
+		"the year 2500":    {At: time.Date(2500, 1, 1, 0, 0, 0, 0, time.UTC)},
+		"the year 3000":    {At: time.Date(3000, 1, 1, 0, 0, 0, 0, time.UTC)},
+		"for ever":         {After: math.MaxInt64},
+		"once in an age":   {After: time.Millisecond, Every: math.MaxInt64},
+		"skipped, in ages": {After: time.Millisecond, Every: math.MaxInt64 - 1, CatchUp: entity.CatchUpSkip},
+		"each, in ages":    {After: time.Millisecond, Every: math.MaxInt64 - 1, CatchUp: entity.CatchUpAll},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var fired atomic.Int64
+			w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("clock", hooks{command: func(c *entity.Context, s *num, what string) error {
+				switch what {
+				case "far":
+					fired.Add(1)
+				case "near":
+					if s.Value++; s.GetValue() < 20 {
+						c.SetTimer("near", entity.Timer{After: time.Millisecond, Command: &text{Value: "near"}})
+					}
+				case "set":
+					far.Command = &text{Value: "far"}
+					c.SetTimer("far", far)
+					c.SetTimer("near", entity.Timer{After: 10 * time.Millisecond, Command: &text{Value: "near"}})
+				}
+				return nil
+			}})}, change: func(c *actors.Config) { c.TimerSkew = time.Millisecond }})
+			e := ref("clock", "a")
+			w.must(e, "1", &text{Value: "set"})
+			w.leases[0].end(nil)
+			w.lead(0) // another term: the skew counts as well
+			want := int64(0)
+			if far.Every != 0 {
+				want = 1
+			}
+			w.metrics.until(t, func() bool {
+				value, _ := w.stored(e)
+				return value == 20 && fired.Load() >= want
+			})
+			if n := fired.Load(); n != want {
+				t.Errorf("fired %d times, want %d", n, want)
+			}
+		})
+	}
+}
+
+// TestTimerInRollingUpgrade covers that a timer that was set by a newer node, with a
+// field that this one does not know, is not done without it: it waits, and is parked
+// when it has waited for too long.
+func TestTimerInRollingUpgrade(t *testing.T) {
+	for name, patience := range map[string]time.Duration{"waits": time.Hour, "parked": time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			var fired atomic.Int64
+			w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("clock", hooks{command: func(c *entity.Context, _ *num, what string) error {
+				if what == "fire" {
+					fired.Add(1)
+					return nil
+				}
+				newer := &text{Value: "fire"}
+				newer.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
+				c.SetTimer("t", entity.Timer{At: c.Time().Add(-time.Minute), Command: newer})
+				return nil
+			}})}, change: func(c *actors.Config) { c.UpgradePatience, c.TimerSkew = patience, -1 }})
+			e := ref("clock", "a")
+			w.must(e, "1", &text{Value: "set"})
+			w.metrics.until(t, func() bool {
+				return w.metrics.get("refused NOT_EXECUTED") > 0 || w.metrics.get("timers_parked") > 0
+			})
+			timer, err := w.stores[0].Timer(e, "t")
+			if err != nil {
+				t.Fatal(err)
+			}
+			parked := timer.GetNext() == 0
+			if parked != (name == "parked") || parked && !strings.Contains(timer.GetReason(), "does not know: 99") || fired.Load() != 0 {
+				t.Errorf("timer %v, fired %d times", timer, fired.Load())
+			}
+		})
 	}
 }

@@ -118,6 +118,7 @@ func TestCommands(t *testing.T) {
 		{name: "transfer too much", state: eur(5), command: &accountv1.Transfer{To: "bob", AmountMinor: 6, Currency: "EUR"}, code: entity.FailedPrecondition, reason: account.Overdraft},
 		{name: "transfer what is in flight", state: &accountv1.Balance{Currency: "EUR", PendingTransfers: 1, InFlightMinor: 5}, command: &accountv1.Transfer{To: "bob", AmountMinor: 1, Currency: "EUR"}, code: entity.FailedPrecondition, reason: account.Overdraft},
 		{name: "transfer to oneself", state: eur(5), command: &accountv1.Transfer{To: "ann", AmountMinor: 1, Currency: "EUR"}, code: entity.FailedPrecondition, reason: account.TransferToSelf},
+		{name: "transfer to a name that is too long", state: eur(5), command: &accountv1.Transfer{To: strings.Repeat("x", 256), AmountMinor: 1, Currency: "EUR"}, code: entity.OutOfRange, reason: account.ReceiverTooLong},
 		{name: "transfer to nobody", state: eur(5), command: &accountv1.Transfer{AmountMinor: 1, Currency: "EUR"}, code: entity.FailedPrecondition, reason: account.ReceiverMissing},
 		{name: "transfer nothing", state: eur(5), command: &accountv1.Transfer{To: "bob", Currency: "EUR"}, code: entity.OutOfRange, reason: account.AmountNotPositive},
 		{name: "transfer another currency", state: eur(5), command: &accountv1.Transfer{To: "bob", AmountMinor: 1, Currency: "USD"}, code: entity.FailedPrecondition, reason: account.OtherCurrency},

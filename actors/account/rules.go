@@ -19,9 +19,14 @@ const (
 	Overdraft         Reason = "OVERDRAFT"
 	Overflow          Reason = "OVERFLOW"
 	ReceiverMissing   Reason = "RECEIVER_MISSING"
+	ReceiverTooLong   Reason = "RECEIVER_TOO_LONG"
 	ReferenceTooLong  Reason = "REFERENCE_TOO_LONG"
 	TransferToSelf    Reason = "TRANSFER_TO_SELF"
 )
+
+// receiverMax is the longest id of an account, in bytes, as of every entity: an event
+// to a longer one cannot be sent.
+const receiverMax = 255
 
 // referenceMax is the longest reference of a command, in bytes.
 const referenceMax = 4096
@@ -87,6 +92,9 @@ func payable(payer, receiver string) Reason {
 	case payer:
 		return TransferToSelf
 	}
+	if len(receiver) > receiverMax {
+		return ReceiverTooLong
+	}
 	return ""
 }
 
@@ -125,6 +133,8 @@ func (why Reason) reject(c *entity.Context, b *accountv1.Balance) error {
 		code, text = entity.OutOfRange, "the account cannot hold that much"
 	case ReceiverMissing:
 		text = "a transfer needs a receiver"
+	case ReceiverTooLong:
+		return c.Reject(entity.OutOfRange, string(why), "an account's id has at most %d bytes", receiverMax)
 	case ReferenceTooLong:
 		return c.Reject(entity.OutOfRange, string(why), "a reference has at most %d bytes", referenceMax)
 	case TransferToSelf:

@@ -1,6 +1,9 @@
 package account
 
 import (
+	"math"
+	"math/big"
+
 	"writ/actors/entity"
 	accountv1 "writ/proto/writ/account/v1"
 )
@@ -40,12 +43,26 @@ func day(s *accountv1.Statement, q *accountv1.DayQuery) (*accountv1.DayTotals, e
 	return &accountv1.DayTotals{}, nil
 }
 
+// add takes a posting into a sum, which is never wrong: postings cannot be refused
+// any more.
 func add(totals map[string]*accountv1.Total, p *accountv1.Posted) {
 	total := totals[p.GetCurrency()]
 	if total == nil {
 		total = &accountv1.Total{}
 		totals[p.GetCurrency()] = total
 	}
-	total.AmountMinor += p.GetAmountMinor()
 	total.Postings++
+	sum := new(big.Int)
+	if _, ok := sum.SetString(total.GetExact(), 10); !ok {
+		sum.SetInt64(total.GetAmountMinor())
+	}
+	sum.Add(sum, big.NewInt(p.GetAmountMinor()))
+	switch {
+	case sum.IsInt64():
+		total.AmountMinor, total.Exact = sum.Int64(), ""
+	case sum.Sign() > 0:
+		total.AmountMinor, total.Exact = math.MaxInt64, sum.String()
+	default:
+		total.AmountMinor, total.Exact = math.MinInt64, sum.String()
+	}
 }

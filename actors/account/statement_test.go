@@ -1,6 +1,7 @@
 package account_test
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -66,6 +67,42 @@ func TestStatementAddsUp(t *testing.T) {
 		}
 		if diff := cmp.Diff(proto.Message(want), got, protocmp.Transform()); diff != "" {
 			t.Errorf("totals of %s (-want +got):\n%s", day, diff)
+		}
+	}
+}
+
+// TestStatementNeverWraps: each account fits, but all of them together may not.
+func TestStatementNeverWraps(t *testing.T) {
+	kind := account.Statement().Definition()
+	state := kind.NewState()
+	for i, step := range []struct {
+		amount int64
+		want   *accountv1.Total
+	}{
+		{math.MaxInt64, &accountv1.Total{AmountMinor: math.MaxInt64}},
+		{math.MaxInt64, &accountv1.Total{AmountMinor: math.MaxInt64, Exact: "18446744073709551614"}},
+		{math.MaxInt64, &accountv1.Total{AmountMinor: math.MaxInt64, Exact: "27670116110564327421"}},
+		{-math.MaxInt64, &accountv1.Total{AmountMinor: math.MaxInt64, Exact: "18446744073709551614"}},
+		{-math.MaxInt64, &accountv1.Total{AmountMinor: math.MaxInt64}},
+		{-math.MaxInt64, &accountv1.Total{}},
+		{math.MinInt64, &accountv1.Total{AmountMinor: math.MinInt64}},
+		{-1, &accountv1.Total{AmountMinor: math.MinInt64, Exact: "-9223372036854775809"}},
+		{2, &accountv1.Total{AmountMinor: math.MinInt64 + 1}},
+	} {
+		next, _, err := call(t, kind, entity.NewContext(all, ann, noon), state, &accountv1.Posted{AmountMinor: step.amount, Currency: "EUR", Day: "2026-02-28"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = next
+		want := proto.CloneOf(step.want)
+		want.Postings = uint64(i + 1)
+		for where, got := range map[string]*accountv1.Total{
+			"all": state.(*accountv1.Statement).GetByCurrency()["EUR"],
+			"day": state.(*accountv1.Statement).GetByDay()["2026-02-28"].GetByCurrency()["EUR"],
+		} {
+			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+				t.Errorf("posting %d, %s (-want +got):\n%s", i, where, diff)
+			}
 		}
 	}
 }

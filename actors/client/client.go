@@ -130,7 +130,7 @@ func (c *Client) submit(ctx context.Context, req *writv1.SubmitRequest, unknown 
 }
 
 func (c *Client) request(kind, id, key string, command proto.Message, opts SubmitOptions) (*writv1.SubmitRequest, error) {
-	if err := checkNames(kind, id, key); err != nil {
+	if err := checkNames(kind, id); err != nil {
 		return nil, err
 	}
 	packed, err := pack(command)
@@ -145,19 +145,19 @@ func (c *Client) request(kind, id, key string, command proto.Message, opts Submi
 		issued = time.Now()
 	}
 	req := &writv1.SubmitRequest{
-		Entity:         &writv1.EntityRef{Kind: kind, Id: id},
-		IdempotencyKey: key,
-		Command:        packed,
-		IssuedAt:       timestamppb.New(issued),
-		IfVersion:      opts.IfVersion,
-		NoWait:         opts.NoWait,
+		Entity:    &writv1.EntityRef{Kind: kind, Id: id},
+		Command:   packed,
+		IssuedAt:  timestamppb.New(issued),
+		IfVersion: opts.IfVersion,
+		NoWait:    opts.NoWait,
 	}
+	req.IdempotencyKey, req.IdempotencyKeyBytes = keyFields(key)
 	return req, c.checkSize(req)
 }
 
 // checkNames refuses what protobuf could not encode.
-func checkNames(kind, id, key string) error {
-	for name, value := range map[string]string{"kind": kind, "id": id, "key": key} {
+func checkNames(kind, id string) error {
+	for name, value := range map[string]string{"kind": kind, "id": id} {
 		if !utf8.ValidString(value) {
 			return &Error{
 				Reason: ReasonInvalid, Code: codes.InvalidArgument,

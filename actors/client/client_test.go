@@ -281,7 +281,6 @@ func TestRefusedHere(t *testing.T) {
 	bad := "\xff"
 	big := &accountv1.Deposit{Currency: strings.Repeat("x", 200)}
 	calls := map[string]func() error{
-		"key":  func() error { _, err := submit(t, c, bad); return err },
 		"kind": func() error { _, err := c.Read(t.Context(), bad, "a", client.ReadOptions{}); return err },
 		"id":   func() error { _, err := c.Cancel(t.Context(), "account", bad, "k", "x"); return err },
 		"nil":  func() error { _, err := c.Submit(t.Context(), "a", "a", "k", nil, client.SubmitOptions{}); return err },
@@ -350,6 +349,22 @@ func TestQueries(t *testing.T) {
 		if client.IsUnknown(err) != (i == 1) {
 			t.Errorf("call %d: %v", i, err)
 		}
+	}
+}
+
+// TestBinaryKey: a key is bytes, and protobuf's text cannot carry all of them.
+func TestBinaryKey(t *testing.T) {
+	node := &fakeNode{}
+	address, _ := serve(t, node)
+	c := connect(t, nil, address)
+	const key = "\xff\x00\n"
+	_, err := submit(t, c, key)
+	must(t, err)
+	if got := node.seen[0]; got.GetIdempotencyKey() != "" || string(got.GetIdempotencyKeyBytes()) != key {
+		t.Errorf("sent as %q and %q", got.GetIdempotencyKey(), got.GetIdempotencyKeyBytes())
+	}
+	if out, err := c.Outcome(t.Context(), "account", "a", key, "writ.account.v1.Deposit", client.KeyOptions{IssuedAt: time.Unix(5, 0)}); err != nil || out.State != client.Expired {
+		t.Errorf("outcome with a time of issue: %v, %v", out, err)
 	}
 }
 

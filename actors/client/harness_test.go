@@ -92,6 +92,9 @@ func (n *fakeNode) Outcome(_ context.Context, req *writv1.OutcomeRequest) (*writ
 	if err := n.next(); err != nil {
 		return nil, err
 	}
+	if req.GetIssuedAt() != nil && len(req.GetIdempotencyKeyBytes()) > 0 {
+		return &writv1.OutcomeResponse{State: writv1.OutcomeResponse_EXPIRED}, nil
+	}
 	switch req.GetIdempotencyKey() {
 	case "executed":
 		return &writv1.OutcomeResponse{State: writv1.OutcomeResponse_EXECUTED, Outcome: executed(nil)}, nil

@@ -3,10 +3,12 @@ package client
 import (
 	"context"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	writv1 "writ/proto/writ/v1"
 )
@@ -35,7 +37,7 @@ type State struct {
 // Read returns an entity's state or the answer to a query. It retries like
 // Submit. The error is an *[Error], or a *[RejectedError] if the query refuses.
 func (c *Client) Read(ctx context.Context, kind, id string, opts ReadOptions) (*State, error) {
-	if err := checkNames(kind, id, ""); err != nil {
+	if err := checkNames(kind, id); err != nil {
 		return nil, err
 	}
 	query, err := pack(opts.Query)
@@ -88,28 +90,51 @@ type KeyOutcome struct {
 	Rejected *RejectedError
 }
 
-// Outcome tells what became of a key. commandType is the full name of the
-// command's message type. It changes nothing and is linearizable.
-func (c *Client) Outcome(ctx context.Context, kind, id, key, commandType string) (*KeyOutcome, error) {
-	return c.keyCall(ctx, false, kind, id, key, commandType, writv1.EntityServiceClient.Outcome)
+// KeyOptions change one Outcome or Cancel.
+type KeyOptions struct {
+	// IssuedAt is when the command was first sent; zero: not said. With it a key
+	// that may have been forgotten is Expired, or its Cancel refused as such;
+	// without it NeverSeen and Cancelled tell of the window only.
+	IssuedAt time.Time
 }
 
-// Cancel makes sure that a key that has not executed never will. If it has, the
-// answer is its outcome.
-func (c *Client) Cancel(ctx context.Context, kind, id, key, commandType string) (*KeyOutcome, error) {
-	return c.keyCall(ctx, true, kind, id, key, commandType, writv1.EntityServiceClient.Cancel)
+// Outcome tells what became of a key. commandType is the full name of the
+// command's message type. It changes nothing and is linearizable.
+func (c *Client) Outcome(ctx context.Context, kind, id, key, commandType string, opts ...KeyOptions) (*KeyOutcome, error) {
+	return c.keyCall(ctx, false, keyRequest(kind, id, key, commandType, opts), writv1.EntityServiceClient.Outcome)
+}
+
+// Cancel makes sure that a key that has not executed never will within its window.
+// If it has, the answer is its outcome.
+func (c *Client) Cancel(ctx context.Context, kind, id, key, commandType string, opts ...KeyOptions) (*KeyOutcome, error) {
+	return c.keyCall(ctx, true, keyRequest(kind, id, key, commandType, opts), writv1.EntityServiceClient.Cancel)
+}
+
+func keyRequest(kind, id, key, commandType string, opts []KeyOptions) *writv1.OutcomeRequest {
+	req := &writv1.OutcomeRequest{Entity: &writv1.EntityRef{Kind: kind, Id: id}, CommandType: commandType}
+	req.IdempotencyKey, req.IdempotencyKeyBytes = keyFields(key)
+	for _, o := range opts {
+		if !o.IssuedAt.IsZero() {
+			req.IssuedAt = timestamppb.New(o.IssuedAt)
+		}
+	}
+	return req
+}
+
+// keyFields are the fields of a request for a key: a protobuf string must be
+// UTF-8, other bytes travel apart.
+func keyFields(key string) (text string, raw []byte) {
+	if utf8.ValidString(key) {
+		return key, nil
+	}
+	return "", []byte(key)
 }
 
 type keyMethod func(writv1.EntityServiceClient, context.Context, *writv1.OutcomeRequest, ...grpc.CallOption) (*writv1.OutcomeResponse, error)
 
-func (c *Client) keyCall(ctx context.Context, effect bool, kind, id, key, commandType string, method keyMethod) (*KeyOutcome, error) {
-	if err := checkNames(kind, id, key); err != nil {
+func (c *Client) keyCall(ctx context.Context, effect bool, req *writv1.OutcomeRequest, method keyMethod) (*KeyOutcome, error) {
+	if err := checkNames(req.GetEntity().GetKind(), req.GetEntity().GetId()); err != nil {
 		return nil, err
-	}
-	req := &writv1.OutcomeRequest{
-		Entity:         &writv1.EntityRef{Kind: kind, Id: id},
-		IdempotencyKey: key,
-		CommandType:    commandType,
 	}
 	var resp *writv1.OutcomeResponse
 	call := c.newCall(effect, func(ctx context.Context, s writv1.EntityServiceClient, opts ...grpc.CallOption) (err error) {

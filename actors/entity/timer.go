@@ -14,6 +14,7 @@ import (
 // fires soon after, or soon after there is a leader again.
 type Timer struct {
 	// At is when the timer is due. If it is zero, the timer is due After from now.
+	// Times later than April 2262 count as that.
 	At    time.Time
 	After time.Duration
 	// Exactly one of Command and Event. It must not be changed afterwards.

@@ -6,6 +6,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/entity"
+	nodev1 "writ/proto/writ/node/v1"
+	writv1 "writ/proto/writ/v1"
 )
 
 // admission counts calls in progress and the bytes of their requests. It never
@@ -17,7 +19,24 @@ type admission struct {
 
 	mu    sync.Mutex
 	calls int
+	waits int // of these, reads that may wait for a version
 	bytes int64
+}
+
+// waitShare is the part of the calls in progress that reads which wait for a
+// version may take up. They wait for long, and for something that may never come:
+// without a bound of their own they would keep commands out.
+const waitShare = 4
+
+// mayWait reports whether a call is a read that waits for a version.
+func mayWait(request proto.Message) bool {
+	switch r := request.(type) {
+	case *writv1.ReadRequest:
+		return r.GetMinVersion() > 0
+	case *nodev1.ForwardRequest:
+		return r.GetRead().GetMinVersion() > 0
+	}
+	return false
 }
 
 func newAdmission(what string, limits Limits) *admission {
@@ -27,7 +46,10 @@ func newAdmission(what string, limits Limits) *admission {
 // enter admits a call or refuses it with RESOURCE_EXHAUSTED. Who is admitted
 // calls leave once.
 func (a *admission) enter(request proto.Message) (leave func(), err error) {
-	size := int64(proto.Size(request))
+	size, waits := int64(proto.Size(request)), 0
+	if mayWait(request) {
+		waits = 1
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.calls >= a.callsMax {
@@ -39,12 +61,18 @@ func (a *admission) enter(request proto.Message) (leave func(), err error) {
 			"%d bytes of %s are in progress on this node, its limit is %d: retry later with the same key",
 			a.bytes, a.what, a.bytesMax)
 	}
+	if waits > 0 && a.waits >= max(1, a.callsMax/waitShare) {
+		return nil, entity.Errorf(entity.Overloaded,
+			"%d reads that wait for a version are in progress among the %s of this node, its limit: retry later, or without min_version", a.waits, a.what)
+	}
 	a.calls++
+	a.waits += waits
 	a.bytes += size
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.calls--
+		a.waits -= waits
 		a.bytes -= size
 	}, nil
 }

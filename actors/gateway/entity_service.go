@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
 
 	"google.golang.org/grpc/metadata"
 
@@ -229,7 +230,9 @@ func strangeAnswer() error {
 // forwardRequest begins the envelope of a client's call.
 func forwardRequest(ctx context.Context, tenant string) *nodev1.ForwardRequest {
 	req := &nodev1.ForwardRequest{Tenant: tenant}
-	if deadline, ok := ctx.Deadline(); ok {
+	// A deadline beyond what nanoseconds can say is none: it would wrap, and lie in
+	// the past.
+	if deadline, ok := ctx.Deadline(); ok && time.Unix(0, deadline.UnixNano()).Equal(deadline) {
 		req.Deadline = deadline.UnixNano()
 	}
 	return req

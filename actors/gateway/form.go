@@ -1,8 +1,8 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -87,25 +87,26 @@ func (f *form) submit(ctx context.Context, req *writv1.SubmitRequest) (*writv1.S
 	if err != nil {
 		return nil, err
 	}
-	key, err := f.key(ctx, req.GetIdempotencyKey(), handler.AtLeastOnce)
+	key, err := f.key(ctx, req, handler.AtLeastOnce)
 	if err != nil {
 		return nil, err
 	}
 	if err := issued(req.GetIssuedAt()); err != nil {
 		return nil, err
 	}
-	if key == req.GetIdempotencyKey() {
+	if key == req.GetIdempotencyKey() && len(req.GetIdempotencyKeyBytes()) == 0 {
 		return req, nil
 	}
-	return &writv1.SubmitRequest{
-		Entity:         req.GetEntity(),
-		IdempotencyKey: key,
-		Command:        req.GetCommand(),
-		IssuedAt:       req.GetIssuedAt(),
-		Tag:            req.GetTag(),
-		IfVersion:      req.IfVersion,
-		NoWait:         req.GetNoWait(),
-	}, nil
+	checked := &writv1.SubmitRequest{
+		Entity:    req.GetEntity(),
+		Command:   req.GetCommand(),
+		IssuedAt:  req.GetIssuedAt(),
+		Tag:       req.GetTag(),
+		IfVersion: req.IfVersion,
+		NoWait:    req.GetNoWait(),
+	}
+	checked.IdempotencyKey, checked.IdempotencyKeyBytes = keyFields(key)
+	return checked, nil
 }
 
 // read checks a read.
@@ -129,7 +130,7 @@ func (f *form) read(req *writv1.ReadRequest) error {
 
 // outcome checks a call of Outcome or Cancel, and puts the key in its place.
 func (f *form) outcome(ctx context.Context, req *writv1.OutcomeRequest) (*writv1.OutcomeRequest, error) {
-	if err := noUnknownAround(req, req.GetEntity()); err != nil {
+	if err := noUnknownAround(req, req.GetEntity(), req.GetIssuedAt()); err != nil {
 		return nil, err
 	}
 	def, err := f.entity(req.GetEntity())
@@ -144,11 +145,16 @@ func (f *form) outcome(ctx context.Context, req *writv1.OutcomeRequest) (*writv1
 	if handler.AtLeastOnce {
 		return nil, entity.Errorf(entity.Invalid, "command %s is at least once: no key and no outcome of it is kept", name)
 	}
-	key, err := f.key(ctx, req.GetIdempotencyKey(), false)
+	key, err := f.key(ctx, req, false)
 	if err != nil {
 		return nil, err
 	}
-	return &writv1.OutcomeRequest{Entity: req.GetEntity(), IdempotencyKey: key, CommandType: name}, nil
+	if err := issued(req.GetIssuedAt()); err != nil {
+		return nil, err
+	}
+	checked := &writv1.OutcomeRequest{Entity: req.GetEntity(), CommandType: name, IssuedAt: req.GetIssuedAt()}
+	checked.IdempotencyKey, checked.IdempotencyKeyBytes = keyFields(key)
+	return checked, nil
 }
 
 func (f *form) entity(ref *writv1.EntityRef) (*entity.Definition, error) {
@@ -168,16 +174,42 @@ func (f *form) entity(ref *writv1.EntityRef) (*entity.Definition, error) {
 	return def, nil
 }
 
-// key takes the key from the request or from the metadata idempotency-key.
-func (f *form) key(ctx context.Context, key string, optional bool) (string, error) {
-	for _, v := range metadata.ValueFromIncomingContext(ctx, keyHeader) {
-		if key != "" && v != key {
+// keyed is a request with an idempotency key.
+type keyed interface {
+	GetIdempotencyKey() string
+	GetIdempotencyKeyBytes() []byte
+}
+
+// keyFields are the fields of a request for a key: a text as such, other bytes
+// apart, since a protobuf string must be UTF-8.
+func keyFields(key string) (text string, raw []byte) {
+	if utf8.ValidString(key) {
+		return key, nil
+	}
+	return "", []byte(key)
+}
+
+// key takes the key from the request or from the metadata.
+func (f *form) key(ctx context.Context, req keyed, optional bool) (string, error) {
+	key, empty := req.GetIdempotencyKey(), ""
+	given := []string{string(req.GetIdempotencyKeyBytes())}
+	for _, header := range []string{keyHeader, keyBytesHeader} {
+		values := metadata.ValueFromIncomingContext(ctx, header)
+		if slices.Contains(values, "") {
+			empty = header
+		}
+		given = append(given, values...)
+	}
+	for _, v := range given {
+		if key != "" && v != "" && v != key {
 			return "", entity.Errorf(entity.Invalid,
 				"the call names two idempotency keys: send one, in the request or as metadata %s", keyHeader)
 		}
-		key = v
+		key = cmp.Or(key, v)
 	}
 	switch {
+	case key != "" && empty != "":
+		return "", entity.Errorf(entity.Invalid, "the metadata %s is empty, and the call has an idempotency key: leave the metadata out", empty)
 	case key == "" && optional:
 		return "", nil
 	case key == "":
@@ -185,8 +217,6 @@ func (f *form) key(ctx context.Context, key string, optional bool) (string, erro
 			"the idempotency key is missing: set idempotency_key or the metadata %s, and send the same key again in every retry", keyHeader)
 	case len(key) > keyBytes:
 		return "", entity.Errorf(entity.Invalid, "the idempotency key must be 1 to %d bytes, has %d", keyBytes, len(key))
-	case !utf8.ValidString(key):
-		return "", entity.Errorf(entity.Invalid, "the idempotency key must be UTF-8: encode binary keys, in hex for example")
 	}
 	return key, nil
 }
@@ -249,12 +279,9 @@ func unknownFieldAt(what, path string) error {
 }
 
 // plain is the text of a protobuf error, without the random space that keeps
-// programs from depending on it.
+// programs from depending on it. What it unwraps to names no field.
 func plain(err error) string {
-	if inner := errors.Unwrap(err); inner != nil {
-		err = inner
-	}
-	return strings.ReplaceAll(err.Error(), "\u00a0", " ")
+	return strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
 }
 
 // issued checks the form of issued_at. How far it may lie ahead is for the leader

@@ -28,7 +28,7 @@ func TestSubmitForm(t *testing.T) {
 	_, client := single(t, echoes(1))
 	tests := map[string]struct {
 		change func(*writv1.SubmitRequest)
-		header []string
+		header []string // values of the metadata idempotency-key; with "-bin " before it, of idempotency-key-bin
 		reason string   // "" for accepted
 		texts  []string // in the message
 	}{
@@ -46,6 +46,14 @@ func TestSubmitForm(t *testing.T) {
 		"key twice":                     {func(*writv1.SubmitRequest) {}, []string{"k"}, "", nil},
 		"two keys":                      {func(*writv1.SubmitRequest) {}, []string{"other"}, "INVALID", []string{"two idempotency keys"}},
 		"two keys in metadata":          {func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, []string{"a", "b"}, "INVALID", []string{"two idempotency keys"}},
+		"bytes as metadata":             {change: func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, header: []string{"-bin \xff\x00\n"}},
+		"bytes as a field":              {change: func(r *writv1.SubmitRequest) { r.IdempotencyKey, r.IdempotencyKeyBytes = "", []byte("\xff\x00\n") }},
+		"bytes too long":                {func(r *writv1.SubmitRequest) { r.IdempotencyKey, r.IdempotencyKeyBytes = "", make([]byte, 256) }, nil, "INVALID", []string{"has 256"}},
+		"text as bytes":                 {change: func(r *writv1.SubmitRequest) { r.IdempotencyKeyBytes = []byte("k") }, header: []string{"-bin k"}},
+		"text and other bytes":          {func(r *writv1.SubmitRequest) { r.IdempotencyKeyBytes = []byte("l") }, nil, "INVALID", []string{"two idempotency keys"}},
+		"text and other metadata":       {func(*writv1.SubmitRequest) {}, []string{"-bin l"}, "INVALID", []string{"two idempotency keys"}},
+		"empty metadata":                {func(*writv1.SubmitRequest) {}, []string{""}, "INVALID", []string{"metadata idempotency-key is empty"}},
+		"empty metadata and no key":     {func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, []string{""}, "INVALID", []string{"key is missing"}},
 		"no command":                    {func(r *writv1.SubmitRequest) { r.Command = nil }, nil, "INVALID", []string{"no command"}},
 		"unknown command":               {func(r *writv1.SubmitRequest) { r.Command = packed(&accountv1.Balance{}) }, nil, "INVALID", []string{`"writ.account.v1.Balance"`, "registered: writ.account.v1.Deposit, writ.account.v1.Posted, writ.account.v1.Transfer"}},
 		"any type url":                  {change: func(r *writv1.SubmitRequest) { r.Command.TypeUrl = "example.com/types/writ.account.v1.Deposit" }},
@@ -57,6 +65,7 @@ func TestSubmitForm(t *testing.T) {
 		"at least once needs no key":    {change: func(r *writv1.SubmitRequest) { r.IdempotencyKey, r.Command = "", packed(&accountv1.Posted{}) }},
 		"issued now":                    {change: func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.Now() }},
 		"issued long ago":               {change: func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.New(time.Unix(1, 0)) }},
+		"text that is not UTF-8":        {func(r *writv1.SubmitRequest) { r.Command.Value = []byte{0x12, 1, 0xff} }, nil, "INVALID", []string{"does not decode", "string field contains invalid UTF-8"}},
 		"issued at no time":             {func(r *writv1.SubmitRequest) { r.IssuedAt = &timestamppb.Timestamp{Nanos: -1} }, nil, "INVALID", []string{"not a timestamp"}},
 		"issued at time.Time{}":         {func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.New(time.Time{}) }, nil, "INVALID", []string{"before 1970"}},
 	}
@@ -66,7 +75,11 @@ func TestSubmitForm(t *testing.T) {
 			tt.change(req)
 			c := ctx(t)
 			for _, v := range tt.header {
-				c = metadata.AppendToOutgoingContext(c, "idempotency-key", v)
+				header := "idempotency-key"
+				if raw, binary := strings.CutPrefix(v, "-bin "); binary {
+					header, v = header+"-bin", raw
+				}
+				c = metadata.AppendToOutgoingContext(c, header, v)
 			}
 			_, err := client.Submit(c, req)
 			_, reason, _, _ := info(err)
@@ -105,7 +118,8 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%d bytes: %v %s %v", size, code, reason, details)
 		}
 	}
-	if _, err := client.Submit(ctx(t), command(c.limits.Message+1)); status.Code(err) != codes.ResourceExhausted {
+	if _, err := client.Submit(ctx(t), command(c.limits.Message+1)); status.Code(err) != codes.ResourceExhausted ||
+		!strings.Contains(err.Error(), "received message larger than max") { // as docs/guarantee.md says
 		t.Errorf("over the message limit: %v", err)
 	}
 }
@@ -158,6 +172,7 @@ func TestOutcomeForm(t *testing.T) {
 		"no key":          {&writv1.OutcomeRequest{Entity: ref, CommandType: command}, "", "key is missing"},
 		"no command":      {&writv1.OutcomeRequest{Entity: ref, IdempotencyKey: "k"}, "", "registered: writ.account.v1.Deposit"},
 		"at least once":   {&writv1.OutcomeRequest{Entity: ref, IdempotencyKey: "k", CommandType: "writ.account.v1.Posted"}, "", "at least once"},
+		"issued at none":  {&writv1.OutcomeRequest{Entity: ref, IdempotencyKey: "k", CommandType: command, IssuedAt: &timestamppb.Timestamp{Nanos: -1}}, "", "not a timestamp"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

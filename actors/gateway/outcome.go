@@ -119,7 +119,9 @@ func (o outcome) status(e *entity.Error) *spb.Status {
 
 // FromStatus turns the error of a call to another node back into an error of
 // this process. sent tells whether any part of the call may have left this node.
-// The result is an *[entity.Error], or the context's error if ctx has ended.
+// The result is an *[entity.Error], or the context's error if ctx has ended or the
+// other node says that its deadline, which travels with the call, has passed: its
+// clock and ours do not strike at once.
 func FromStatus(ctx context.Context, err error, sent bool) error {
 	if err == nil {
 		return nil
@@ -127,6 +129,9 @@ func FromStatus(ctx context.Context, err error, sent bool) error {
 	st := status.Convert(err)
 	if e := decode(st); e != nil {
 		return e
+	}
+	if _, bounded := ctx.Deadline(); bounded && sent && st.Code() == codes.DeadlineExceeded {
+		return context.DeadlineExceeded
 	}
 	text := cutText(st.Code().String() + ": " + st.Message())
 	if ctx.Err() != nil {

@@ -171,6 +171,8 @@ func TestFromStatusOfOthers(t *testing.T) {
 	unavailable := status.Error(codes.Unavailable, "connection refused")
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
+	bounded, cancelBounded := context.WithTimeout(t.Context(), time.Hour)
+	defer cancelBounded()
 	tests := map[string]struct {
 		ctx  context.Context //nolint:containedctx // an argument of the test's table
 		err  error
@@ -180,6 +182,8 @@ func TestFromStatusOfOthers(t *testing.T) {
 		"unavailable, not sent": {t.Context(), unavailable, false, &entity.Error{Reason: entity.NotExecuted}},
 		"unavailable, sent":     {t.Context(), unavailable, true, &entity.Error{Reason: entity.OutcomeUnknown}},
 		"deadline of the peer":  {t.Context(), status.Error(codes.DeadlineExceeded, ""), true, &entity.Error{Reason: entity.OutcomeUnknown}},
+		"our deadline there":    {bounded, status.Error(codes.DeadlineExceeded, ""), true, context.DeadlineExceeded},
+		"our deadline, unsent":  {bounded, status.Error(codes.DeadlineExceeded, ""), false, &entity.Error{Reason: entity.NotExecuted}},
 		"pool closed":           {t.Context(), status.Error(codes.Canceled, ""), false, &entity.Error{Reason: entity.NotExecuted}},
 		"internal, sent":        {t.Context(), status.Error(codes.Internal, "x"), true, &entity.Error{Reason: entity.OutcomeUnknown}},
 		"not a status":          {t.Context(), errors.New("x"), true, &entity.Error{Reason: entity.OutcomeUnknown}},

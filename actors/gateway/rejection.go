@@ -19,6 +19,7 @@ import (
 // Metadata of requests and answers.
 const (
 	keyHeader      = "idempotency-key"
+	keyBytesHeader = "idempotency-key-bin" // gRPC carries any bytes under such a name
 	replayedHeader = "idempotency-replayed"
 	traceHeader    = "traceparent"
 )

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	reflectionv1alpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
+	"google.golang.org/grpc/status"
 
 	"writ/actors/gateway"
 	accountv1 "writ/proto/writ/account/v1"
@@ -136,6 +137,45 @@ func TestOverload(t *testing.T) {
 	must(t, <-slow)
 	_, err = client.Submit(ctx(t), deposit("k"))
 	must(t, err)
+}
+
+// TestWaitingReads: reads that wait for a version, which may never come, leave room
+// for everybody else, at the door and between nodes.
+func TestWaitingReads(t *testing.T) {
+	entered := make(chan struct{})
+	host := echoes(1)
+	answer := host.forward
+	host.forward = func(c context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error) {
+		if req.GetRead().GetMinVersion() > 0 {
+			entered <- struct{}{}
+			<-c.Done()
+		}
+		return answer(c, req)
+	}
+	c := start(t, setup{hosts: map[string]gateway.Host{"n1": host}, leader: "n1", limits: func(l *gateway.Limits) { l.InFlight = 8 }})
+	client := c.client("n1")
+	waiting, cancel := context.WithCancel(ctx(t))
+	defer cancel()
+	read := &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: "account", Id: "a"}, MinVersion: 1 << 40}
+	ended := make(chan error, 2)
+	for range 2 {
+		go func() { _, err := client.Read(waiting, read); ended <- err }()
+		<-entered
+	}
+	_, err := client.Read(ctx(t), read)
+	if code, reason, _, retry := info(err); code != codes.ResourceExhausted || reason != "OVERLOADED" || retry == 0 {
+		t.Errorf("one more: %v", err)
+	}
+	_, err = client.Submit(ctx(t), deposit("k"))
+	must(t, err)
+	_, err = client.Read(ctx(t), &writv1.ReadRequest{Entity: read.GetEntity()})
+	must(t, err)
+	cancel()
+	for range 2 {
+		if err := <-ended; status.Code(err) != codes.Canceled {
+			t.Errorf("a read that was given up: %v", err)
+		}
+	}
 }
 
 func TestOverloadInBytes(t *testing.T) {

@@ -25,9 +25,11 @@ func (s *EntityService) SubmitStream(stream grpc.BidiStreamingServer[writv1.Subm
 	if err != nil {
 		return s.status(err)
 	}
-	if len(metadata.ValueFromIncomingContext(ctx, keyHeader)) > 0 {
-		return s.status(entity.Errorf(entity.Invalid,
-			"a stream carries many commands: set idempotency_key in each of them instead of the metadata %s", keyHeader))
+	for _, header := range []string{keyHeader, keyBytesHeader} {
+		if len(metadata.ValueFromIncomingContext(ctx, header)) > 0 {
+			return s.status(entity.Errorf(entity.Invalid,
+				"a stream carries many commands: set idempotency_key in each of them instead of the metadata %s", header))
+		}
 	}
 	w := &streamWriter{stream: stream}
 	slots := make(chan struct{}, s.limits.StreamInFlight)

@@ -20,6 +20,10 @@ type Config struct {
 	// Dir holds the shared log (log), the shard files (shards), the meta group's
 	// snapshots (meta) and temporary files (tmp). It belongs to one host.
 	Dir string
+	// HeldLog says that Dir has had a log before: NewHost refuses it if the log is
+	// gone, and with it what this node has voted and acknowledged. Without this a
+	// node whose log is lost would vote and acknowledge anew.
+	HeldLog bool
 	// Listener takes the connections of all groups. The host closes it.
 	Listener net.Listener
 	// Resolve is the Raft address of a node, asked at every dial.

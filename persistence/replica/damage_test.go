@@ -382,3 +382,85 @@ func TestHangingFlushMovesLeadershipAndComesBack(t *testing.T) {
 		})
 	}
 }
+
+// Without its log, and without the files that would tell of it, a replica looks as
+// if it had never lived: it would vote and acknowledge anew (C002).
+func TestFolderThatLostItsLogIsRefused(t *testing.T) {
+	for _, loss := range []struct {
+		name string
+		do   func(dir string) error
+	}{
+		{"everything gone", os.RemoveAll},
+		{"log gone", func(dir string) error { return os.RemoveAll(filepath.Join(dir, logDir)) }},
+		{"log emptied", func(dir string) error {
+			return forEach(filepath.Join(dir, logDir, "*"), os.RemoveAll)
+		}},
+	} {
+		t.Run(loss.name, func(t *testing.T) {
+			c := newCluster(t, 3, nil)
+			c.startAll(1)
+			c.write(0, "e", 0, "x")
+			if err := c.stop("a"); err != nil {
+				t.Fatal(err)
+			}
+			config := c.config("a")
+			config.HeldLog = true
+			if err := loss.do(c.dirs["a"]); err != nil {
+				t.Fatal(err)
+			}
+			h, err := NewHost(config)
+			if err == nil {
+				_ = h.Close(t.Context())
+				t.Fatal("it is opened as if it had never held anything")
+			}
+			if !strings.Contains(err.Error(), "clear the whole data folder") || !strings.Contains(err.Error(), c.dirs["a"]) {
+				t.Errorf("it says %v", err)
+			}
+			if _, err := os.Stat(filepath.Join(c.dirs["a"], shardsDir)); loss.name == "everything gone" && err == nil {
+				t.Error("a refused folder was written to")
+			}
+		})
+	}
+}
+
+func TestFolderWithItsLogIsTaken(t *testing.T) {
+	held := false
+	c := newCluster(t, 1, func(config *Config) { config.HeldLog = held })
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	held = true
+	c.startAll(1)
+	c.wantEverywhere(0, "e", "x")
+}
+
+// What a start has found on the disk is told until it is dropped: it may be a
+// voter that the placement has no more.
+func TestHostTellsWhatItsDiskHolds(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.startAll(2)
+	c.lease(0, 0)
+	c.lease(1, 0)
+	if got := c.host("a").Kept(0, 1); got != 0 {
+		t.Errorf("generation %d was there before the first start", got)
+	}
+	if err := c.host("a").Drop(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	h := c.start("a")
+	if held, dropped, other, never := h.Kept(0, 1), h.Kept(1, 1), h.Kept(0, 2), h.Kept(2, 1); held != 1 || dropped+other+never != 0 {
+		t.Errorf("held %d, dropped %d, of another epoch %d, never held %d", held, dropped, other, never)
+	}
+	c.open("a", shardConfig(0, 1, nil))
+	if err := h.Drop(0); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.Kept(0, 1); got != 0 {
+		t.Errorf("generation %d is told of after it was dropped", got)
+	}
+}

@@ -15,7 +15,7 @@
 //   - A replica id (node, incarnation, generation) votes only with the memory it
 //     has voted with before. Whatever looks like lost or damaged memory puts the
 //     replica in quarantine: it answers nobody, and is replaced by a replica
-//     with a new generation.
+//     with a new generation. A folder that has lost its whole log is refused.
 //   - A lease has one term for its whole life: the term of the log entry that
 //     carried its TermStart. Apply refuses its records under any other term.
 //   - Raft messages reach exactly the replica they are meant for: every

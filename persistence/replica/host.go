@@ -44,6 +44,7 @@ type Host struct {
 	closed   bool
 	replicas map[uint32]*Replica
 	meta     *Meta
+	kept     []groupKey            // on disk since before this start
 	greeting map[net.Conn]struct{} // accepted, not yet handed to a group
 }
 
@@ -60,6 +61,9 @@ func NewHost(c Config) (*Host, error) {
 		flushSlot: make(chan struct{}, c.Store.Flushes),
 		replicas:  map[uint32]*Replica{},
 		greeting:  map[net.Conn]struct{}{},
+	}
+	if err := h.checkHeld(); err != nil {
+		return nil, fmt.Errorf("replica host: %w", err)
 	}
 	if err := h.prepareDir(); err != nil {
 		return nil, fmt.Errorf("replica host: %w", err)
@@ -79,6 +83,16 @@ func NewHost(c Config) (*Host, error) {
 		h.goroutine.Go(h.watchLog)
 	}
 	return h, nil
+}
+
+// checkHeld refuses a folder that has lost its log, before anything is made anew
+// in it: who brings the log back needs its place empty.
+func (h *Host) checkHeld() error {
+	dir := filepath.Join(h.config.Dir, logDir)
+	if !h.config.HeldLog || logExists(dir, h.config.fs) {
+		return nil
+	}
+	return fmt.Errorf("data folder %s has held data, but its log (%s) is gone, and with it what this node has voted and acknowledged: bring the folder %s back as it was last, or clear the whole data folder to let the node join anew, to be filled by the others", h.config.Dir, dir, logDir)
 }
 
 // prepareDir makes the folders and removes what was left half-received.
@@ -231,6 +245,20 @@ func (h *Host) Replicas() []*Replica {
 	return all
 }
 
+// Kept is the newest generation of a shard's replica under an epoch that the log
+// has remembered since before this start and that has not been dropped since, 0
+// for none. It may be a voter that its group needs.
+func (h *Host) Kept(shard uint32, epoch uint64) (generation uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, k := range h.kept {
+		if k.shard == shard && k.epoch == epoch {
+			generation = max(generation, k.generation)
+		}
+	}
+	return generation
+}
+
 // Drop stops a replica and deletes its file, its log and its stable values. Its
 // generation cannot be opened again. It is nil if there is no replica.
 func (h *Host) Drop(shard uint32) error {
@@ -242,7 +270,13 @@ func (h *Host) Drop(shard uint32) error {
 	if err := r.close(); err != nil {
 		h.logger.Warn("stop a replica to drop it", slog.Any("shard", shard), slog.Any("error", err))
 	}
-	return wrap(fmt.Sprintf("drop shard %d", shard), h.drop(r.key))
+	if err := h.drop(r.key); err != nil {
+		return fmt.Errorf("drop shard %d: %w", shard, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.kept = slices.DeleteFunc(h.kept, func(k groupKey) bool { return k == r.key })
+	return nil
 }
 
 // Unclosed are the shards whose replicas have not been closed.

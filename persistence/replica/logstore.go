@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -100,6 +101,19 @@ func openNodeLog(dir string, fs vfs.FS, logger *slog.Logger) (*nodeLog, error) {
 	l.db = db
 	l.close = sync.OnceValue(l.closeNow)
 	return l, nil
+}
+
+// logExists reports whether there is a log store in dir, be it damaged: opening
+// it tells.
+func logExists(dir string, fs vfs.FS) bool {
+	if fs == nil {
+		fs = vfs.Default
+	}
+	found, err := pebble.Peek(dir, fs)
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	return found.Exists
 }
 
 // syncInterval gathers syncs only while others wait: a lone client does not pay.

@@ -54,7 +54,7 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 		return nil, fmt.Errorf("open the meta group: %w", err)
 	}
 	if h.logErr != nil {
-		return nil, fmt.Errorf("open the meta group: %w", h.logErr)
+		return nil, h.lostMemory(h.logErr)
 	}
 	key := groupKey{shard: metaShard, epoch: metaEpoch, generation: c.Generation}
 	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With(slog.String("shard", "meta"))), stop: make(chan struct{})}
@@ -66,9 +66,18 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 		err = h.setMeta(m)
 	}
 	if err != nil {
+		if _, odd := quarantined(err); odd {
+			return nil, errors.Join(h.lostMemory(err), m.close())
+		}
 		return nil, errors.Join(fmt.Errorf("open the meta group: %w", err), m.close())
 	}
 	return m, nil
+}
+
+// lostMemory says what helps if the meta replica cannot go on with what the
+// folder holds.
+func (h *Host) lostMemory(err error) error {
+	return fmt.Errorf("open the meta group: %w; unless this is trouble with the disk that can be mended, clear the whole data folder %s while most of the other nodes run, and start the node: it joins anew and is filled by them", err, h.config.Dir)
 }
 
 func (h *Host) setMeta(m *Meta) error {

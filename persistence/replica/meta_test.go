@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -198,8 +199,8 @@ func TestMetaDamageIsAnError(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err := c.start("a").OpenMeta(MetaConfig{Generation: 1, Bootstrap: c.servers(1)})
-			if _, odd := quarantined(err); !odd {
-				t.Errorf("opening it: %v, want damage", err)
+			if _, odd := quarantined(err); !odd || !strings.Contains(err.Error(), "clear the whole data folder "+c.dirs["a"]) {
+				t.Errorf("opening it: %v, want damage, and what to do", err)
 			}
 		})
 	}

@@ -199,12 +199,13 @@ func (h *Host) drop(key groupKey) error {
 	return wrap("delete shard file", removeIfThere(h.shardPath(key)))
 }
 
-// finishDrops removes the files of dropped replicas.
+// finishDrops removes the files of dropped replicas, and notes the others.
 func (h *Host) finishDrops() error {
 	return aside(func() error {
 		for _, key := range h.log.groups() {
 			l := &groupLog{node: h.log, key: key}
 			if l.value(stableDropped) == nil {
+				h.kept = append(h.kept, key)
 				continue
 			}
 			if err := removeIfThere(h.shardPath(key)); err != nil {

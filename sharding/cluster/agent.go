@@ -84,6 +84,9 @@ func (a *Agent) State() string {
 	return strings.Join(list, "; ")
 }
 
+// Refused says why the node is not in the registry, "" if it is.
+func (a *Agent) Refused() string { return a.config.Registrar.State() }
+
 func (a *Agent) loop(ctx context.Context, poke <-chan struct{}, step stepFunc) {
 	for {
 		more, err := step(ctx)

@@ -137,7 +137,7 @@ func (c *Controller) Step(ctx context.Context) (more bool, err error) {
 		return c.update(ctx, c.begin)
 	}
 	seen := c.eyes.look(ctx, c.config, state)
-	memberErr := c.tendMembers(ctx, state, seen)
+	memberErr := errors.Join(c.tendMembers(ctx, state, seen), c.leaveLowDisk(ctx, seen))
 	if len(state.GetShards()) == 0 {
 		more, err = c.placeInitial(ctx, state)
 		return more, errors.Join(memberErr, err)

@@ -36,7 +36,8 @@
 // shards at a time. The leader of a shard follows with one change of its group at
 // a time: add a learner, wait until it has caught up, promote it, remove the
 // replica that is not wanted. A node drops a replica only when the leader's
-// committed configuration is rid of it.
+// committed configuration is rid of it; until then it opens the replica again at
+// every start, placed or not, for the group may need its vote.
 //
 // A replica is a node, an incarnation and a generation, and none of these ever
 // comes back once replaced. A new incarnation under a known name takes the old

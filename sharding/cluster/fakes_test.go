@@ -34,8 +34,10 @@ type fakeNode struct {
 	dir        string
 	id         *Identity
 	up         bool
-	reads      uint32 // newest format
-	replicas   map[uint32]*fakeReplica
+	reads      uint32                  // newest format
+	low        bool                    // its disk is
+	replicas   map[uint32]*fakeReplica // open
+	kept       map[uint32]*fakeReplica // on disk since the last run, not open yet
 	controller *Controller
 	reconciler *Reconciler
 	registrar  *Registrar
@@ -70,7 +72,7 @@ func newWorld(t *testing.T) *world {
 
 // add starts a node with an empty disk.
 func (w *world) add(name, zone string, c ControllerConfig) *fakeNode {
-	n := &fakeNode{w: w, name: name, dir: filepath.Join(w.t.TempDir(), name), replicas: map[uint32]*fakeReplica{}}
+	n := &fakeNode{w: w, name: name, dir: filepath.Join(w.t.TempDir(), name), replicas: map[uint32]*fakeReplica{}, kept: map[uint32]*fakeReplica{}}
 	w.nodes[name] = n
 	n.start(zone, c)
 	return n
@@ -89,6 +91,8 @@ func (n *fakeNode) stop() {
 	if n.up {
 		closeIdentity(n.w.t, n.id)
 		n.up = false
+		maps.Copy(n.kept, n.replicas)
+		clear(n.replicas)
 	}
 }
 
@@ -96,7 +100,7 @@ func (n *fakeNode) stop() {
 func (n *fakeNode) wipe() {
 	n.stop()
 	n.dir += "+"
-	clear(n.replicas)
+	clear(n.kept)
 }
 
 func (n *fakeNode) server(generation uint64) Server {
@@ -217,6 +221,16 @@ func (g *fakeGroup) remove(t *testing.T, what string, s Server, live func(Server
 	return nil
 }
 
+func (g *fakeGroup) transfer(to string, live func(Server) bool) error {
+	i := slices.IndexFunc(g.voters, func(x Server) bool { return x.Node == to && live(x) })
+	if i < 0 {
+		return errors.New("it has no vote")
+	}
+	g.leader = g.voters[i]
+	g.term++
+	return nil
+}
+
 func deleteServer(list []Server, s Server) []Server {
 	return slices.DeleteFunc(slices.Clone(list), func(o Server) bool { return o == s })
 }
@@ -306,6 +320,13 @@ func (m fakeMembers) Remove(_ context.Context, s Server) error {
 	return g.change(m.n.name, m.n.w.metaLive, func() error { return g.remove(m.n.w.t, "meta group", s, m.n.w.metaLive) })
 }
 
+func (m fakeMembers) TransferLeadership(_ context.Context, to string) error {
+	m.n.w.mu.Lock()
+	defer m.n.w.mu.Unlock()
+	g := m.n.w.meta
+	return g.change(m.n.name, m.n.w.metaLive, func() error { return g.transfer(to, m.n.w.metaLive) })
+}
+
 // Promise implements Founders.
 func (n *fakeNode) Promise(context.Context, string, *nodev1.PromiseRequest) (*nodev1.PromiseResponse, error) {
 	return nil, errLink
@@ -347,6 +368,10 @@ func (n *fakeNode) Open(c ReplicaConfig) error {
 		n.w.t.Errorf("%s bootstraps shard %d, whose group is %v", n.name, c.Shard, g.voters)
 	}
 	n.replicas[c.Shard] = &fakeReplica{server: s, config: c}
+	if kept := n.kept[c.Shard]; kept != nil && kept.server == s {
+		n.replicas[c.Shard] = kept
+		delete(n.kept, c.Shard)
+	}
 	return nil
 }
 
@@ -359,6 +384,16 @@ func (n *fakeNode) Reopen(c ReplicaConfig) error {
 		r.failed = false
 	}
 	return nil
+}
+
+// Kept implements Replicas.
+func (n *fakeNode) Kept(shard uint32, _ uint64) uint64 {
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if kept := n.kept[shard]; kept != nil {
+		return kept.server.Generation
+	}
+	return 0
 }
 
 // Drop implements Replicas.
@@ -393,6 +428,9 @@ func (n *fakeNode) Statuses() []*nodev1.ShardStatus {
 			for _, l := range g.learners {
 				s.Learners = append(s.Learners, l.Node)
 			}
+		}
+		if n.low && !r.broken {
+			s.State = StateLowDisk
 		}
 		list = append(list, s)
 	}
@@ -449,13 +487,5 @@ func (s fakeShard) Remove(_ context.Context, x Server) error {
 func (s fakeShard) TransferLeadership(_ context.Context, to string) error {
 	s.n.w.mu.Lock()
 	defer s.n.w.mu.Unlock()
-	return s.change(s.n.name, s.live, func() error {
-		i := slices.IndexFunc(s.voters, func(x Server) bool { return x.Node == to && s.live(x) })
-		if i < 0 {
-			return errors.New("it has no vote")
-		}
-		s.leader = s.voters[i]
-		s.term++
-		return nil
-	})
+	return s.change(s.n.name, s.live, func() error { return s.transfer(to, s.live) })
 }

@@ -14,7 +14,8 @@ import (
 // lead takes one step for a group that this node leads.
 func (p *pass) lead(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (bool, error) {
 	group := p.r.config.Replicas.Group(place.GetShard())
-	if group == nil || !place.GetFormed() {
+	fit := here.GetState() == stateServing
+	if group == nil || (fit && !place.GetFormed()) {
 		return false, nil
 	}
 	voters, learners := group.Members()
@@ -27,7 +28,10 @@ func (p *pass) lead(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (boo
 		health: func(s Server) health { return p.health(s, place.GetShard(), here) },
 		steady: p.r.steady,
 	}
-	step := nextGroupStep(v)
+	step := v.handOver() // raft cannot be kept from electing a node on a low disk
+	if fit {
+		step = nextGroupStep(v)
+	}
 	ctx, cancel := context.WithTimeout(p.ctx, changeTimeout)
 	defer cancel()
 	if step.kind != groupNothing {

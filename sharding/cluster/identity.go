@@ -49,6 +49,7 @@ type identityRecord struct {
 	// ActiveFormat is the newest active format that the node has known: there may
 	// be data of this format in the folder.
 	ActiveFormat uint32 `json:"active_format,omitempty"`
+	HeldData     bool   `json:"held_data,omitempty"`
 }
 
 const (
@@ -153,6 +154,43 @@ func (id *Identity) ClusterID() string { return id.snapshot().ClusterID }
 // Member reports whether the node has taken part in its cluster.
 func (id *Identity) Member() bool { return id.snapshot().Member }
 
+// HeldData reports whether this incarnation has had a log: without it the node
+// cannot know any more what it has voted and acknowledged.
+func (id *Identity) HeldData() bool { return id.snapshot().HeldData }
+
+// NoteData notes, for good, that this incarnation has a log now. It comes after
+// the log is on disk and before anything is written to it: a crash in between is
+// neither taken for a loss, nor hides one.
+func (id *Identity) NoteData() error {
+	return id.change(func(r *identityRecord) error {
+		r.HeldData = true
+		return nil
+	})
+}
+
+// InPlace says how the folder is no longer the one that was opened: deleted, moved
+// away or replaced. What is written then goes to files that no name leads to, and
+// the next start finds nothing, or something else. The lock file tells: nobody
+// writes it anew.
+func (id *Identity) InPlace() error {
+	opened, err := id.lock.Stat()
+	if err != nil {
+		return fmt.Errorf("data folder %s: %w", id.dir, err)
+	}
+	for _, name := range []string{identityLock, identityFile} {
+		found, err := os.Stat(filepath.Join(id.dir, name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return fmt.Errorf("data folder %s was deleted or moved while the node ran (%s is gone): bring it back as it is now, or start the node on an empty folder to let it join anew", id.dir, name)
+		case err != nil:
+			return nil // trouble with the disk, which others notice
+		case name == identityLock && !os.SameFile(opened, found):
+			return fmt.Errorf("data folder %s was replaced by another one while the node ran: bring the old one back, or start the node on an empty folder to let it join anew", id.dir)
+		}
+	}
+	return nil
+}
+
 func (id *Identity) snapshot() identityRecord {
 	id.mu.Lock()
 	defer id.mu.Unlock()
@@ -177,7 +215,8 @@ func (id *Identity) change(step func(*identityRecord) error) error {
 }
 
 func (r identityRecord) equal(other identityRecord) bool {
-	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName && r.ActiveFormat == other.ActiveFormat
+	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName &&
+		r.ActiveFormat == other.ActiveFormat && r.HeldData == other.HeldData
 	return same && r.ClusterID == other.ClusterID && r.ListHash == other.ListHash && r.Member == other.Member
 }
 

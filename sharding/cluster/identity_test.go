@@ -213,3 +213,56 @@ func TestIdentityCrashAtEveryStep(t *testing.T) {
 		closeIdentity(t, again)
 	}
 }
+
+func TestIdentityRemembersThatItHeldData(t *testing.T) {
+	dir := t.TempDir()
+	id := openIdentity(t, dir, "n1")
+	if id.HeldData() {
+		t.Error("a new folder has held data")
+	}
+	if err := id.NoteData(); err != nil {
+		t.Fatal(err)
+	}
+	closeIdentity(t, id)
+	id = openIdentity(t, dir, "n1")
+	defer closeIdentity(t, id)
+	if !id.HeldData() {
+		t.Error("forgotten at a restart")
+	}
+}
+
+func TestIdentityNoticesThatItsFolderIsGone(t *testing.T) {
+	for name, x := range map[string]struct {
+		do   func(dir string) error
+		want string
+	}{
+		"nothing": {func(string) error { return nil }, ""},
+		"deleted": {os.RemoveAll, "was deleted or moved"},
+		"moved":   {func(dir string) error { return os.Rename(dir, dir+"-away") }, "was deleted or moved"},
+		"emptied": {func(dir string) error { return os.Remove(filepath.Join(dir, identityFile)) }, identityFile},
+		"replaced": {func(dir string) error {
+			if err := os.Rename(dir, dir+"-away"); err != nil {
+				return err
+			}
+			return os.CopyFS(dir, os.DirFS(dir+"-away"))
+		}, "was replaced"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "data")
+			id := openIdentity(t, dir, "n1")
+			defer closeIdentity(t, id)
+			if err := id.UseClusterName("c"); err != nil { // writes the file anew
+				t.Fatal(err)
+			}
+			if err := id.InPlace(); err != nil {
+				t.Fatal(err)
+			}
+			if err := x.do(dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := id.InPlace(); (err == nil) != (x.want == "") || (err != nil && !strings.Contains(err.Error(), x.want)) {
+				t.Errorf("it says %v, want %q", err, x.want)
+			}
+		})
+	}
+}

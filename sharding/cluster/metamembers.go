@@ -43,6 +43,33 @@ func (c *Controller) tendMembers(ctx context.Context, state *nodev1.MetaState, s
 	return nil
 }
 
+// leaveLowDisk hands the meta group over while this node's disk is low, to a
+// voter whose disk is not by its own word.
+func (c *Controller) leaveLowDisk(ctx context.Context, seen *observation) error {
+	if !seen.lowDisk(c.config.Node) {
+		return nil
+	}
+	voters, _ := c.config.Members.Members()
+	for _, s := range voters {
+		if len(seen.reports[s.Node]) == 0 || seen.lowDisk(s.Node) || !c.alive(s.Node, s.Incarnation) {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+		defer cancel()
+		if err := c.config.Members.TransferLeadership(ctx, s.Node); err != nil {
+			return fmt.Errorf("meta group: hand leadership to %s: %w", s.Node, err)
+		}
+		c.config.Logger.Info("meta group: leadership handed over, the disk is low", slog.String("to", s.Node))
+		return nil
+	}
+	return nil
+}
+
+// lowDisk reports whether a node says so of itself.
+func (seen *observation) lowDisk(node string) bool {
+	return slices.ContainsFunc(seen.reports[node], func(r *nodev1.ShardStatus) bool { return r.GetState() == StateLowDisk })
+}
+
 func placed(state *nodev1.MetaState, node string) bool {
 	return slices.ContainsFunc(state.GetShards(), func(p *nodev1.ShardPlacement) bool {
 		return slices.ContainsFunc(p.GetReplicas(), func(r *nodev1.ReplicaPlacement) bool { return r.GetNode() == node })

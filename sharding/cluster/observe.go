@@ -108,11 +108,13 @@ func (o *observer) since(key string, now bool) time.Duration {
 }
 
 // States of a replica. A quarantined one will never work again, a failed one may
-// when it is opened anew.
+// when it is opened anew. StateLowDisk is that of a sound one on a node that takes
+// no commands, for its disk is nearly full: what it leads should be led elsewhere.
 const (
 	stateServing     = "serving"
 	stateQuarantined = "quarantined"
 	stateFailed      = "failed"
+	StateLowDisk     = "low disk"
 )
 
 // findBroken notes the replicas in quarantine. A node on which a replica breaks

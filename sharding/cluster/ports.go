@@ -74,6 +74,7 @@ type MetaMembers interface {
 	AddLearner(ctx context.Context, s Server) error
 	AddVoter(ctx context.Context, s Server) error
 	Remove(ctx context.Context, s Server) error
+	TransferLeadership(ctx context.Context, to string) error
 }
 
 // Placements is what the reconciler follows: the state of the meta group, and
@@ -107,6 +108,9 @@ type Replicas interface {
 	Open(c ReplicaConfig) error
 	// Reopen opens a failed replica anew, if that can help.
 	Reopen(c ReplicaConfig) error
+	// Kept is the newest generation of a shard's replica under an epoch that was on
+	// the disk at the start and has not been dropped since, 0 for none.
+	Kept(shard uint32, epoch uint64) uint64
 	// Drop shuts a replica down and deletes what it holds.
 	Drop(shard uint32) error
 	// Statuses describes the replicas that are open.

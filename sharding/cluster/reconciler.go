@@ -157,8 +157,6 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 	mine := p.mine(place)
 	here := reportOf(p.local, place.GetShard())
 	switch {
-	case here == nil && mine == nil:
-		return false, nil
 	case here == nil:
 		return p.open(place, mine)
 	case mine == nil || here.GetReplicaGeneration() < mine.GetGeneration():
@@ -167,17 +165,20 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 		}
 	case here.GetReplicaGeneration() > mine.GetGeneration():
 		return false, nil // this state is older than the replica
+	}
+	switch {
 	case here.GetState() == stateFailed:
 		if !p.r.mayReopen(place.GetShard()) {
 			return false, nil
 		}
 		p.r.config.Logger.Info("a failed replica is opened anew", slog.Int("shard", int(place.GetShard())), slog.String("reason", here.GetReason()))
-		return false, p.r.config.Replicas.Reopen(p.config(place, mine))
-	}
-	if here.GetState() == stateServing && here.GetLeader() == p.r.config.Node {
+		return false, p.r.config.Replicas.Reopen(p.config(place, here.GetReplicaGeneration()))
+	case here.GetLeader() != p.r.config.Node:
+		return false, nil
+	case here.GetState() == stateServing, here.GetState() == StateLowDisk:
 		return p.lead(place, here)
 	}
-	return false, nil
+	return false, nil // it is stopping, and hands over by itself
 }
 
 // mine is this node's replica of a shard by the placement, nil if it has none.
@@ -190,11 +191,20 @@ func (p *pass) mine(place *nodev1.ShardPlacement) *nodev1.ReplicaPlacement {
 	return nil
 }
 
-// open opens a replica. Only a state that is surely not out of date may
+// open opens a replica: first of all one that the last run has left, whatever the
+// placement says, for the group may need its vote until its leader has taken that
+// away; only drop ends a replica. For a new one, only a state that is surely not out of date may
 // bootstrap a group: the group may have been formed, and moved away, since.
 func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement) (bool, error) {
-	c := p.config(place, mine)
-	if !place.GetFormed() {
+	generation := p.r.config.Replicas.Kept(place.GetShard(), place.GetEpoch())
+	switch {
+	case generation == 0 && mine == nil:
+		return false, nil
+	case generation == 0:
+		generation = mine.GetGeneration()
+	}
+	c := p.config(place, generation)
+	if !place.GetFormed() && mine.GetGeneration() == generation {
 		if ok, _ := p.r.config.Placements.Ready(); !ok {
 			return false, nil
 		}
@@ -211,10 +221,10 @@ func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement)
 	return true, nil
 }
 
-func (p *pass) config(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement) ReplicaConfig {
+func (p *pass) config(place *nodev1.ShardPlacement, generation uint64) ReplicaConfig {
 	return ReplicaConfig{
 		Shard: place.GetShard(), Range: sharding.Range{First: place.GetRangeFirst(), Last: place.GetRangeLast()},
-		Epoch: place.GetEpoch(), Generation: mine.GetGeneration(),
+		Epoch: place.GetEpoch(), Generation: generation,
 		GenerationWidth: time.Duration(p.state.GetGenerationWidth()),
 	}
 }

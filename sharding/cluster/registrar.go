@@ -51,7 +51,8 @@ func (r *Registrar) Step(ctx context.Context) (more bool, err error) {
 		}
 	}
 	req := &nodev1.RegisterRequest{Node: id.Name(), Incarnation: id.Incarnation(), Zone: r.config.Zone, FormatMax: r.config.FormatMax}
-	if registered(state, req) {
+	known := registered(state, req)
+	if known && r.config.Meta.Leader() != "" {
 		r.notice.say("")
 		return false, nil
 	}
@@ -63,6 +64,11 @@ func (r *Registrar) Step(ctx context.Context) (more bool, err error) {
 	switch {
 	case errors.As(err, &refusal) && refusal.Reason == entity.Denied:
 		r.notice.say("the registry refuses this node: " + refusal.Message)
+	case known:
+		// No leader of the meta group is heard here. Nobody tells a removed node of
+		// its removal either, once it is out: only asking tells the two apart.
+		r.notice.say("")
+		return false, nil
 	case err != nil:
 		r.notice.say("not registered yet: " + cause(err))
 	}

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
 )
@@ -174,6 +176,8 @@ func TestOrdersThatMakeNoSense(t *testing.T) {
 			{Shard: 1, Replicas: []*nodev1.ReplicaPlacement{{Node: "n3", Incarnation: "3", Generation: 2}}},
 		},
 	}
+	wider := proto.CloneOf(s)
+	wider.Nodes["n4"] = &nodev1.NodeEntry{Name: "n4", Incarnation: "4", State: nodev1.NodeEntry_ACTIVE}
 	for name, err := range map[string]error{
 		"no such node":        setNodeState(s, "n9", nodev1.NodeEntry_DRAINING),
 		"no such state":       setNodeState(s, "n1", 7),
@@ -183,7 +187,7 @@ func TestOrdersThatMakeNoSense(t *testing.T) {
 		"to a draining node":  moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n1", To: "n3"}),
 		"to nobody":           moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n1"}),
 		"not formed":          moveShard(s, &nodev1.MoveShardRequest{Shard: 1, From: "n3", To: "n1"}),
-		"from a node without": moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n3", To: "n1"}),
+		"from a node without": moveShard(wider, &nodev1.MoveShardRequest{Shard: 0, From: "n3", To: "n4"}),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
@@ -296,6 +300,7 @@ type fakeHost struct {
 func (h *fakeHost) State() *nodev1.MetaState        { return h.state }
 func (h *fakeHost) Ready() (bool, string)           { return h.ready, "" }
 func (h *fakeHost) Statuses() []*nodev1.ShardStatus { return nil }
+func (h *fakeHost) Kept(uint32, uint64) uint64      { return 0 }
 func (h *fakeHost) Open(c ReplicaConfig) error      { h.opened = append(h.opened, c); return nil }
 
 func TestAgentRunsAllParts(t *testing.T) {
@@ -320,3 +325,56 @@ func TestAgentRunsAllParts(t *testing.T) {
 		}
 	})
 }
+
+// TestRemovedNodeHearsOfItByAsking: its replica of the meta group is out of the
+// group, and what it holds is older than the removal.
+func TestRemovedNodeHearsOfItByAsking(t *testing.T) {
+	id := openIdentity(t, t.TempDir(), "me")
+	defer closeIdentity(t, id)
+	if err := id.join("c"); err != nil {
+		t.Fatal(err)
+	}
+	old := &nodev1.MetaState{ClusterId: "c", Nodes: map[string]*nodev1.NodeEntry{"me": {Name: "me", Incarnation: id.Incarnation()}}}
+	removed := entity.Errorf(entity.Denied, "node me has been removed")
+	for name, x := range map[string]struct {
+		leader string
+		answer error
+		want   string
+	}{
+		"removed":              {answer: removed, want: "removed"},
+		"nobody answers":       {answer: errLink},
+		"the leader is heard":  {leader: "n1", answer: removed}, // it would have told
+		"registered all along": {},
+	} {
+		peers := phoneBook{"n1": func() (*nodev1.RegisterResponse, error) {
+			return &nodev1.RegisterResponse{ClusterId: "c", Registered: true}, x.answer
+		}}
+		meta := oldMeta{state: old, leader: x.leader}
+		r := NewRegistrar(RegistrarConfig{Identity: id, Meta: meta, Members: nobody{}, Peers: peers, Directory: onlyN1{}})
+		if _, err := r.Step(t.Context()); err != nil && x.want == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := r.State(); (x.want == "") != (got == "") || !strings.Contains(got, x.want) {
+			t.Errorf("%s: it says %q", name, got)
+		}
+	}
+}
+
+// oldMeta is a meta replica that does not hear its group.
+type oldMeta struct {
+	Meta
+	state  *nodev1.MetaState
+	leader string
+}
+
+func (m oldMeta) State() *nodev1.MetaState { return m.state }
+func (m oldMeta) IsLeader() bool           { return false }
+func (m oldMeta) Leader() string           { return m.leader }
+
+type nobody struct{ MetaMembers }
+
+func (nobody) Members() (voters, learners []Server) { return nil, nil }
+
+type onlyN1 struct{}
+
+func (onlyN1) Members() []Member { return []Member{{Name: "n1", Alive: true}} }

@@ -82,6 +82,9 @@ func (w *world) problem() string {
 		}
 	}
 	for name, n := range w.nodes {
+		if n.up && len(n.kept) > 0 {
+			return fmt.Sprintf("%s has %d replicas on its disk that are not open", name, len(n.kept))
+		}
 		for shard, r := range n.replicas {
 			if n.up && !slices.Contains(servers(w.state.GetShards()[shard]), r.server) {
 				return fmt.Sprintf("%s still holds %v", name, r.server)
@@ -447,6 +450,133 @@ func TestFailedReplicaIsOpenedAnew(t *testing.T) {
 		w.settle("it helps at last")
 		if r.failed || r.opened != 6 || w.nodes["n2"].replicas[3] != r || w.state.GetReplicaGeneration() != before {
 			t.Errorf("failed %v, opened anew %d times, generations %d and %d", r.failed, r.opened, before, w.state.GetReplicaGeneration())
+		}
+	})
+}
+
+// led says which shard has no leader, "" if all have.
+func (w *world) led() string {
+	for _, p := range w.state.GetShards() {
+		if g := w.groups[p.GetShard()]; g.leader == (Server{}) {
+			return fmt.Sprintf("shard %d has no leader: voters %v", p.GetShard(), g.voters)
+		}
+	}
+	return ""
+}
+
+// A voter counts until the group's leader has taken its vote away, whatever the
+// placement says: after a restart it must be there again (C059, C060).
+func TestReplicaOutsideThePlacementIsOpenedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.nodes["n3"].stop()
+		w.rounds(3)
+		err := w.nodes[w.meta.leader.Node].controller.SetNodeState(t.Context(), &nodev1.SetNodeStateRequest{Node: "n2", State: nodev1.NodeEntry_REMOVED})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.rounds(6)
+		if !slices.ContainsFunc(w.state.GetShards(), func(p *nodev1.ShardPlacement) bool {
+			n2 := w.nodes["n2"].replicas[p.GetShard()].server
+			return !slices.Contains(servers(p), n2) && slices.Contains(w.groups[p.GetShard()].voters, n2)
+		}) {
+			t.Fatal("every voter is placed: nothing is tested")
+		}
+		w.nodes["n2"].stop()
+		w.rounds(2)
+		w.nodes["n2"].start("", config(three...))
+		w.rounds(5)
+		if problem := w.led(); problem != "" {
+			t.Errorf("n1 and n2 run, and %s", problem)
+		}
+		w.nodes["n3"].start("", config(three...))
+		w.settle("n3 is back")
+	})
+}
+
+// The replica that is being moved away within one node, too: its successor waits.
+func TestReplicaThatIsReplacedIsOpenedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.nodes["n3"].stop()
+		w.rounds(1)
+		old := w.nodes["n2"].replicas[3].server
+		w.nodes["n2"].stop()
+		w.state = proto.CloneOf(w.state)
+		w.state.ReplicaGeneration++
+		for _, r := range w.state.GetShards()[3].GetReplicas() {
+			if r.GetNode() == "n2" {
+				r.Generation = w.state.GetReplicaGeneration()
+			}
+		}
+		w.nodes["n2"].start("", config(three...))
+		w.rounds(3)
+		if problem := w.led(); problem != "" || w.nodes["n2"].replicas[3].server != old {
+			t.Errorf("n2 holds %v, whose vote is with %v; %s", w.nodes["n2"].replicas[3], old, problem)
+		}
+		w.nodes["n3"].start("", config(three...))
+		w.settle("n3 is back")
+	})
+}
+
+// ledBy lists what a node leads.
+func (w *world) ledBy(name string) (list []string) {
+	for shard, g := range w.groups {
+		if g.leader.Node == name {
+			list = append(list, fmt.Sprint("shard ", shard))
+		}
+	}
+	if w.meta.leader.Node == name {
+		list = append(list, "the meta group")
+	}
+	return list
+}
+
+// A node whose disk is low refuses commands: whatever it leads, and whenever it
+// came to lead it, goes to a node that takes them (C075).
+func TestNodeOnALowDiskLeadsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.nodes["n1"].low = true
+		w.rounds(15)
+		if list := w.ledBy("n1"); len(list) > 0 {
+			t.Errorf("n1 still leads %v", list)
+		}
+		for _, g := range append(slices.Collect(maps.Values(w.groups)), w.meta) {
+			g.leader = w.nodes["n1"].server(0)
+			for _, s := range g.voters {
+				if s.Node == "n1" {
+					g.leader = s
+				}
+			}
+			g.term++
+		}
+		w.rounds(15)
+		if list := w.ledBy("n1"); len(list) > 0 {
+			t.Errorf("n1 was elected, and still leads %v", list)
+		}
+		w.nodes["n1"].low = false
+		w.settle("n1 has room again")
+	})
+}
+
+// If all disks are low nobody is better, and leaderships stay where they are.
+func TestLowDisksEverywhereMoveNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		for _, n := range w.nodes {
+			n.low = true
+		}
+		terms := func() (sum uint64) {
+			for _, g := range w.groups {
+				sum += g.term
+			}
+			return sum + w.meta.term
+		}
+		before := terms()
+		w.rounds(40)
+		if got := terms(); got != before {
+			t.Errorf("%d changes of leaders", got-before)
 		}
 	})
 }

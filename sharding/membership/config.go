@@ -56,6 +56,9 @@ const (
 	rejoinIntervalDefault = 10 * time.Second
 	resolveTimeout        = 3 * time.Second
 	nameBytesMax          = 128
+	// Members of another cluster are refused, and not probed: they are heard of
+	// when one side tries to join the other, once in a rejoin interval.
+	strangerLife = 3
 )
 
 func (c Config) withDefaults() Config {

@@ -126,6 +126,7 @@ func (d delegate) NotifyAlive(n *memberlist.Node) error {
 // group of both kinds is let in: its members are sifted one by one.
 func (d delegate) NotifyMerge(peers []*memberlist.Node) error {
 	var refusal error
+	welcome := false
 	for _, n := range peers {
 		if n.State != memberlist.StateAlive || n.Name == d.g.name {
 			continue
@@ -136,9 +137,14 @@ func (d delegate) NotifyMerge(peers []*memberlist.Node) error {
 		}
 		own, strange := d.g.table.strange(m.ClusterID)
 		if !strange {
-			return nil
+			welcome = true
+			continue
 		}
+		d.g.table.foreign(m.Name, m.ClusterID)
 		refusal = fmt.Errorf("node %s belongs to cluster %s, this node to %s", m.Name, m.ClusterID, own)
+	}
+	if welcome {
+		return nil
 	}
 	return refusal
 }

@@ -14,7 +14,8 @@
 //     meet again, for ever, so that a partition heals whichever side the seeds
 //     were on. A name that cannot be resolved is trouble on the way, not an
 //     error.
-//   - Members of another cluster are refused. A node that belongs to no cluster
+//   - Members of another cluster are refused, and counted ([Gossip.Strangers]):
+//     two clusters must not go by one name. A node that belongs to no cluster
 //     yet is admitted: that is how it hears of one.
 //   - A node's entry in gossip fits into 512 bytes or Start and SetClusterID
 //     say so; the map of shards is not part of it.

@@ -93,7 +93,7 @@ func create(ctx context.Context, c Config) (*Gossip, error) {
 		self.Gossip = g.address.String()
 		host := g.address.Addr().String()
 		self.GRPC, self.HTTP, self.Raft = atHost(self.GRPC, host), atHost(self.HTTP, host), atHost(self.Raft, host)
-		g.table = newTable(self)
+		g.table = newTable(self, strangerLife*c.RejoinInterval)
 		g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: 3, NumNodes: g.size}
 		err = g.describe(self)
 	}
@@ -144,6 +144,11 @@ func (g *Gossip) Self() Member { return g.table.own() }
 // Members lists the members of this cluster, and those that belong to none yet,
 // by name, this node and the dead ones included.
 func (g *Gossip) Members() []Member { return g.table.list() }
+
+// Strangers lists, by cluster id, the living members of other clusters that call
+// themselves by this cluster's name. Whoever comes by the name alone may get to
+// either.
+func (g *Gossip) Strangers() map[string][]string { return g.table.strangers() }
 
 // Lookup finds a member by name, dead or alive.
 func (g *Gossip) Lookup(name string) (Member, bool) { return g.table.lookup(name) }

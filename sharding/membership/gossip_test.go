@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -135,6 +136,11 @@ func TestMembersOfAnotherClusterAreRefused(t *testing.T) {
 	await(t, fresh, "members of both", sees(fresh, "a", "b", "c"))
 	await(t, a, "the fresh one only", sees(a, "a", "c"))
 	await(t, b, "the fresh one only", sees(b, "b", "c"))
+	for g, want := range map[*Gossip]map[string][]string{a: {"cluster-2": {"b"}}, b: {"cluster-1": {"a"}}, fresh: {}} {
+		if got := g.Strangers(); !maps.EqualFunc(got, want, slices.Equal) {
+			t.Errorf("%s counts %v as strangers, want %v", g.name, got, want)
+		}
+	}
 
 	if err := fresh.SetClusterID("cluster-1"); err != nil {
 		t.Fatal(err)
@@ -142,6 +148,20 @@ func TestMembersOfAnotherClusterAreRefused(t *testing.T) {
 	await(t, fresh, "the other cluster gone", sees(fresh, "a", "c"))
 	await(t, a, "the new member's cluster", func() bool { m, _ := a.Lookup("c"); return m.ClusterID == "cluster-1" })
 	await(t, b, "the fresh one gone", sees(b, "b"))
+	if err := b.Leave(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	expired := time.After(30 * time.Second)
+	for tick := time.Tick(10 * time.Millisecond); len(a.Strangers()) > 0; { // nothing tells of what is not heard
+		select {
+		case <-tick:
+		case <-expired:
+			t.Fatalf("b is gone, and still counts: %v", a.Strangers())
+		}
+	}
 }
 
 func TestPartitionHealsWithoutRestart(t *testing.T) {
@@ -232,6 +252,30 @@ func TestSecondProcessWithOneNameGivesUp(t *testing.T) {
 	case err := <-b.Failed():
 		t.Errorf("the first gave up: %v", err)
 	default:
+	}
+}
+
+// The process that was there first may hear of the conflict first. While it waits
+// for the other one to give up it must go on answering, or the other one takes it
+// for the ghost of an earlier run, and both stay (C069).
+func TestFirstProcessAnswersWhileItWaits(t *testing.T) {
+	first := start(t, config("b"))
+	settled(t, first)
+	second, err := create(t.Context(), config("b").withDefaults()) // does only what it is told
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := second.list.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	first.conflicts <- addr(second)   // as from memberlist
+	second.answer(<-second.instances) // to the question that follows
+	for i := range 3 {                // the first of these may still meet that question
+		if _, alive := second.ask(t.Context(), addr(first)); !alive {
+			t.Fatalf("question %d: the living first process counts as a ghost", i+1)
+		}
 	}
 }
 

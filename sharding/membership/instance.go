@@ -107,7 +107,7 @@ func (g *Gossip) settleConflict(ctx context.Context, addr string) {
 	established := g.established.Load()
 	other, alive := g.ask(ctx, addr)
 	if alive && established {
-		if !wait(ctx, yieldGrace) {
+		if !g.answerFor(ctx, yieldGrace) {
 			return
 		}
 		other, alive = g.ask(ctx, addr)
@@ -149,13 +149,19 @@ func (g *Gossip) ask(ctx context.Context, addr string) (instance, bool) {
 	return instance{}, false
 }
 
-func wait(ctx context.Context, d time.Duration) bool {
+// answerFor answers questions for a while, false if the context ended first. Who
+// is not answered takes this process for the ghost of an earlier run, and stays.
+func (g *Gossip) answerFor(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case m := <-g.instances:
+			g.answer(m)
+		case <-timer.C:
+			return true
+		}
 	}
 }

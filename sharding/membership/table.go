@@ -15,6 +15,15 @@ type table struct {
 	mu      sync.Mutex
 	self    Member
 	members map[string]*known
+	refused map[string]stranger // by name
+	life    time.Duration       // of what was heard of a stranger
+}
+
+// stranger is a node of another cluster under this one's name, when it was last
+// heard of.
+type stranger struct {
+	clusterID string
+	heard     time.Time
 }
 
 type known struct {
@@ -24,9 +33,9 @@ type known struct {
 
 const deadMax = 1024
 
-func newTable(self Member) *table {
+func newTable(self Member, life time.Duration) *table {
 	self.Alive = true
-	return &table{self: self, members: map[string]*known{}}
+	return &table{self: self, members: map[string]*known{}, refused: map[string]stranger{}, life: life}
 }
 
 func (t *table) own() Member {
@@ -46,6 +55,7 @@ func (t *table) heard(m Member) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m.Alive = true
+	delete(t.refused, m.Name)
 	if old, ok := t.members[m.Name]; ok && old.Alive {
 		old.Member = m
 		return
@@ -56,6 +66,7 @@ func (t *table) heard(m Member) {
 func (t *table) lost(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	delete(t.refused, name)
 	if m, ok := t.members[name]; ok && m.Alive {
 		m.Alive, m.since = false, time.Now()
 	}
@@ -86,6 +97,34 @@ func (t *table) foreign(name, clusterID string) {
 	if m, ok := t.members[name]; ok {
 		m.ClusterID = clusterID
 	}
+	maps.DeleteFunc(t.refused, func(_ string, s stranger) bool { return time.Since(s.heard) > t.life })
+	if len(t.refused) < deadMax {
+		t.refused[name] = stranger{clusterID: clusterID, heard: time.Now()}
+	}
+}
+
+// strangers lists the living members of other clusters under this one's name.
+func (t *table) strangers() map[string][]string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := map[string]string{}
+	for name, s := range t.refused {
+		if time.Since(s.heard) <= t.life {
+			of[name] = s.clusterID
+		}
+	}
+	for name, m := range t.members {
+		if m.Alive {
+			of[name] = m.ClusterID
+		}
+	}
+	clusters := map[string][]string{}
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		if id := of[name]; differ(t.self.ClusterID, id) {
+			clusters[id] = append(clusters[id], name)
+		}
+	}
+	return clusters
 }
 
 // strange reports whether a cluster id is another one than this node's.

@@ -151,7 +151,7 @@ func (r *rig) badServe(t *testing.T) {
 	must(t, os.Mkdir(sealed, 0o500))
 	serve := func(change map[string]string) []string {
 		flags := map[string]string{
-			"--id": "s1", "--dir": filepath.Join(dir, "data"), "--cluster": "chaos",
+			"--id": "s1", "--dir": filepath.Join(dir, "data"), "--cluster": "chaos", "--initial-nodes": "s1",
 			"--grpc": a.GRPC, "--http": a.HTTP, "--gossip": a.Gossip, "--raft": a.Raft,
 		}
 		args := []string{"serve"}
@@ -174,6 +174,8 @@ func (r *rig) badServe(t *testing.T) {
 		"folder is a file":      {serve(map[string]string{"--dir": file}), file},
 		"folder in use":         {serve(map[string]string{"--dir": r.process.Dir("n1"), "--id": "n1"}), r.process.Dir("n1")},
 		"no cluster name":       {serve(map[string]string{"--cluster": ""}), "--cluster"},
+		"nobody to form with":   {serve(map[string]string{"--initial-nodes": ""}), "--join"},
+		"dead at once":          {serve(map[string]string{"--dead-grace": "-5m"}), "-5m"},
 		"bad node name":         {serve(map[string]string{"--id": "no spaces"}), "no spaces"},
 		"bad address":           {serve(map[string]string{"--grpc": "nonsense"}), "nonsense"},
 		"bad gossip key":        {serve(map[string]string{"--gossip-key": "short"}), "gossip key"},

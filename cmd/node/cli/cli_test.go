@@ -50,7 +50,7 @@ func ownKinds() []entity.Definer {
 func startNode(t *testing.T, change func(*node.Config)) *node.Node {
 	t.Helper()
 	cfg := node.Config{
-		ID: "n1", Dir: filepath.Join(t.TempDir(), "n1"), Cluster: "test", Shards: 4, Kinds: ownKinds(),
+		ID: "n1", Dir: filepath.Join(t.TempDir(), "n1"), Cluster: "test", InitialNodes: []string{"n1"}, Shards: 4, Kinds: ownKinds(),
 		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0",
 	}
 	if change != nil {

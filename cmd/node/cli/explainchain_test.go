@@ -19,7 +19,7 @@ import (
 // the receiver to the statement, when no row of it is left anywhere.
 func TestExplainWhatIsConfirmed(t *testing.T) {
 	n, err := node.Start(t.Context(), node.Config{
-		ID: "n1", Dir: t.TempDir(), GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0", Cluster: "test",
+		ID: "n1", Dir: t.TempDir(), GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0", Cluster: "test", InitialNodes: []string{"n1"},
 	})
 	if err != nil {
 		t.Fatal(err)

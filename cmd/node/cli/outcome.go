@@ -12,9 +12,10 @@ import (
 // keyFlags name one idempotency key of one entity.
 type keyFlags struct {
 	entityFlags `embed:""`
-	Key         string `required:"" help:"Idempotency key."`
-	Command     string `required:"" placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
-	JSON        bool   `name:"json" help:"Print one JSON object: {\"state\",\"outcome\",\"rejection\"}."`
+	Key         string    `required:"" help:"Idempotency key."`
+	IssuedAt    time.Time `placeholder:"RFC3339" help:"When the command was first sent: a key that may be forgotten since then is EXPIRED."`
+	Command     string    `required:"" placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
+	JSON        bool      `name:"json" help:"Print one JSON object: {\"state\",\"outcome\",\"rejection\"}."`
 }
 
 // keyResult is what --json prints.
@@ -77,7 +78,7 @@ func (c *outcomeCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer closeClient()
-	res, err := cl.Outcome(ctx, c.Kind, c.ID, c.Key, c.Command)
+	res, err := cl.Outcome(ctx, c.Kind, c.ID, c.Key, c.Command, client.KeyOptions{IssuedAt: c.IssuedAt})
 	if err != nil {
 		return err
 	}
@@ -99,7 +100,7 @@ func (c *cancelCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer closeClient()
-	res, err := cl.Cancel(ctx, c.Kind, c.ID, c.Key, c.Command)
+	res, err := cl.Cancel(ctx, c.Kind, c.ID, c.Key, c.Command, client.KeyOptions{IssuedAt: c.IssuedAt})
 	if err != nil {
 		return err
 	}

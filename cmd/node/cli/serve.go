@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"time"
 
@@ -71,7 +72,7 @@ func (c *serveCommand) Run(ctx context.Context, kinds definers, std streams) err
 		ID: c.ID, Dir: c.Dir, GRPC: c.GRPC, HTTP: c.HTTP, Gossip: c.Gossip, Raft: c.Raft, Advertise: c.Advertise,
 		InitialNodes: c.InitialNodes, Join: c.Join, Zone: c.Zone,
 		Cluster: c.Cluster, GossipKey: c.GossipKey, Tokens: c.Tokens, Shards: c.Shards, Window: c.Window, RetryHorizon: c.RetryFor,
-		FreeMin: c.FreeMinMB << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
+		FreeMin: min(c.FreeMinMB, math.MaxUint64>>20) << 20, DeadNodeGrace: c.DeadGrace, Limits: limits,
 		Kinds: kinds, TraceEndpoint: c.TraceEndpoint, TraceRatio: c.TraceRatio,
 		Logger: log,
 	})

@@ -237,6 +237,9 @@ func (r *replicas) gate(c cluster.ReplicaConfig) error {
 	return nil
 }
 
+// Kept implements cluster.Replicas.
+func (r *replicas) Kept(shard uint32, epoch uint64) uint64 { return r.parts.host.Kept(shard, epoch) }
+
 // Drop implements cluster.Replicas.
 func (r *replicas) Drop(shard uint32) error {
 	r.mu.Lock()
@@ -264,7 +267,7 @@ func (r *replicas) Group(shard uint32) cluster.Group {
 // States of a replica that is sound, on a node that should lead nothing: others
 // give a replica that is not "serving" no leadership and no vote.
 const (
-	stateLowDisk  = "low disk"
+	stateLowDisk  = cluster.StateLowDisk
 	stateStopping = "stopping"
 )
 
@@ -357,6 +360,11 @@ func (m metaMembers) AddVoter(ctx context.Context, s cluster.Server) error {
 // Remove implements cluster.MetaMembers.
 func (m metaMembers) Remove(ctx context.Context, s cluster.Server) error {
 	return m.meta.Remove(ctx, replica.Server(s))
+}
+
+// TransferLeadership implements cluster.MetaMembers.
+func (m metaMembers) TransferLeadership(ctx context.Context, to string) error {
+	return m.meta.TransferLeadership(ctx, to)
 }
 
 func clusterServers(list []replica.Server) []cluster.Server {

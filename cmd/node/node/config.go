@@ -62,10 +62,16 @@ type Config struct {
 }
 
 const (
-	defaultShards        = 8
-	shardsMax            = 1024
-	defaultWindow        = 24 * time.Hour
-	windowMin            = time.Second
+	defaultShards = 8
+	shardsMax     = 1024
+	defaultWindow = 24 * time.Hour
+	windowMin     = time.Second
+	// A key's end is a time in nanoseconds: one that overflows lies in the past, and
+	// the key would be forgotten at once.
+	windowMax = 10 * 365 * 24 * time.Hour
+	// What a node is away for during a hiccup: with less, everything would move.
+	graceMin             = time.Second
+	freeMinMax           = 1 << 60
 	defaultGrace         = 5 * time.Minute
 	defaultAuditInterval = 5 * time.Second
 	generationsFor       = 24 // slices of a window that are forgotten one at a time
@@ -83,9 +89,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.DeadNodeGrace == 0 {
 		c.DeadNodeGrace = defaultGrace
-	}
-	if len(c.InitialNodes) == 0 && len(c.Join) == 0 {
-		c.InitialNodes = []string{c.ID}
 	}
 	if c.Limits == (Limits{}) {
 		c.Limits = DefaultLimits()
@@ -116,6 +119,9 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s address %q: give host:port or :port", a.name, a.addr))
 		}
 	}
+	if len(c.InitialNodes) == 0 && len(c.Join) == 0 {
+		errs = append(errs, errors.New("no initial nodes and nobody to join: name the nodes that form the cluster (--initial-nodes, WRIT_INITIAL_NODES), be it this one alone, or the gossip address of a node whose cluster this one joins (--join, WRIT_JOIN)"))
+	}
 	seen := map[string]bool{}
 	for _, name := range c.InitialNodes {
 		if !nodeName.MatchString(name) {
@@ -134,10 +140,19 @@ func (c Config) Validate() error {
 	if c.Shards > shardsMax {
 		errs = append(errs, fmt.Errorf("shards is %d: the limit is %d", c.Shards, shardsMax))
 	}
-	if c.Window != 0 && c.Window < windowMin {
-		errs = append(errs, fmt.Errorf("window is %v: the least is %v", c.Window, windowMin))
+	if c.Window != 0 && (c.Window < windowMin || c.Window > windowMax) {
+		errs = append(errs, fmt.Errorf("window is %v: the least is %v, the most %v", c.Window, windowMin, windowMax))
 	}
-	if c.RetryHorizon < 0 || (c.Window != 0 && c.RetryHorizon > c.Window) {
+	if c.AuditInterval < 0 {
+		errs = append(errs, fmt.Errorf("audit interval is %v: it must be positive", c.AuditInterval))
+	}
+	if c.DeadNodeGrace != 0 && c.DeadNodeGrace < graceMin {
+		errs = append(errs, fmt.Errorf("dead grace is %v: the least is %v; with less, every hiccup would move replicas", c.DeadNodeGrace, graceMin))
+	}
+	if c.FreeMin > freeMinMax {
+		errs = append(errs, fmt.Errorf("free min is %d MiB: the most is %d MiB", c.FreeMin>>20, freeMinMax>>20))
+	}
+	if c.RetryHorizon < 0 || c.RetryHorizon > windowMax || (c.Window != 0 && c.RetryHorizon > c.Window) {
 		errs = append(errs, fmt.Errorf("retry horizon is %v, the window %v: a retry must find its key", c.RetryHorizon, c.Window))
 	}
 	if err := c.Limits.Validate(); err != nil && c.Limits != (Limits{}) {

@@ -66,8 +66,11 @@ func windows(c *nodev1.Contract, registry *entity.Registry) map[string]time.Dura
 func checkContract(c *nodev1.Contract, registry *entity.Registry) error {
 	var errs []error
 	horizon := retryHorizon(c)
-	if window := time.Duration(c.GetWindow()); window < windowMin {
-		errs = append(errs, fmt.Errorf("window is %v: the least is %v", window, windowMin))
+	if c.GetRetryHorizon() < 0 { // it would count as not given
+		errs = append(errs, fmt.Errorf("retry horizon is %v: it must not be negative", time.Duration(c.GetRetryHorizon())))
+	}
+	if window := time.Duration(c.GetWindow()); window < windowMin || window > windowMax {
+		errs = append(errs, fmt.Errorf("window is %v: the least is %v, the most %v", window, windowMin, windowMax))
 	} else if window < horizon {
 		errs = append(errs, fmt.Errorf("window is %v, but clients may retry a key for %v: a late retry would be executed again; raise --window or lower --retry-horizon", window, horizon))
 	}
@@ -75,11 +78,39 @@ func checkContract(c *nodev1.Contract, registry *entity.Registry) error {
 		if _, err := registry.Find(kind); err != nil {
 			errs = append(errs, fmt.Errorf("the contract has a window for a kind that this node lacks: %s", messageOf(err)))
 		}
+		if d := time.Duration(c.GetWindowByKind()[kind]); d < 0 {
+			errs = append(errs, fmt.Errorf("window of kind %s is %v: it must not be negative", kind, d))
+		}
 	}
 	all := windows(c, registry)
 	for _, kind := range slices.Sorted(maps.Keys(all)) {
-		if d := all[kind]; d != time.Duration(c.GetWindow()) && (d < windowMin || d < horizon) {
-			errs = append(errs, fmt.Errorf("window of kind %s is %v, but clients may retry a key for %v and the least is %v", kind, d, horizon, windowMin))
+		if d := all[kind]; d != time.Duration(c.GetWindow()) && (d < windowMin || d > windowMax || d < horizon) {
+			errs = append(errs, fmt.Errorf("window of kind %s is %v, but clients may retry a key for %v, the least is %v and the most %v", kind, d, horizon, windowMin, windowMax))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkAmended checks a contract that is made or changed now. What is checked here
+// alone could stand in the contract of a running cluster, which must not stop its
+// nodes.
+func checkAmended(c *nodev1.Contract, registry *entity.Registry) error {
+	errs := []error{checkContract(c, registry)}
+	if d := time.Duration(c.GetRetryHorizon()); d < 0 {
+		errs = append(errs, fmt.Errorf("retry horizon is %v: it must not be negative", d))
+	}
+	for _, kind := range slices.Sorted(maps.Keys(c.GetWindowByKind())) {
+		if d := time.Duration(c.GetWindowByKind()[kind]); d <= 0 {
+			errs = append(errs, fmt.Errorf("window of kind %s is %v: give at least %v, or 0 to take the kind's own word away", kind, d, windowMin))
+		}
+	}
+	if d := time.Duration(c.GetWindow()); d > windowMax {
+		errs = append(errs, fmt.Errorf("window is %v: the most is %v", d, windowMax))
+	}
+	all := windows(c, registry)
+	for _, kind := range slices.Sorted(maps.Keys(all)) {
+		if d := all[kind]; d != time.Duration(c.GetWindow()) && d > windowMax {
+			errs = append(errs, fmt.Errorf("window of kind %s is %v: the most is %v", kind, d, windowMax))
 		}
 	}
 	return errors.Join(errs...)
@@ -106,7 +137,7 @@ func (n *Node) checkNewCluster() error {
 	if n.identity.ClusterID() != "" || len(n.cfg.InitialNodes) == 0 {
 		return nil
 	}
-	return checkContract(n.cfg.defaultContract(), n.registry)
+	return checkAmended(n.cfg.defaultContract(), n.registry)
 }
 
 // checkStart compares this node with the contract, once, when the meta group's
@@ -141,7 +172,7 @@ func (a *admin) SetContract(ctx context.Context, req *nodev1.SetContractRequest)
 		}
 		changed = proto.CloneOf(s.GetContract())
 		amend(changed, req)
-		if err := checkContract(changed, a.node.registry); err != nil {
+		if err := checkAmended(changed, a.node.registry); err != nil {
 			return entity.Errorf(entity.Invalid, "%v", err)
 		}
 		s.Contract = changed

@@ -78,6 +78,12 @@ func deadly() entity.Definer {
 		s.Value++
 		return nil
 	})
+	entity.Read(k, func(s *wrapperspb.Int64Value, q *wrapperspb.StringValue) (*wrapperspb.Int64Value, error) {
+		if q.GetValue() == "exit" {
+			os.Exit(exitCode)
+		}
+		return s, nil
+	})
 	return k
 }
 
@@ -203,8 +209,8 @@ func (s *supervised) submit(ctx context.Context, cl *client.Client, id, what str
 	return err
 }
 
-// A command, an event and a timer that end the process are each stopped after
-// three times; then the node lives, and nothing else has been lost.
+// A command, an event, a timer and a query that end the process are each stopped
+// after three times; then the node lives, and nothing else has been lost.
 func TestWhatEndsTheProcessIsStopped(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -242,6 +248,17 @@ func TestWhatEndsTheProcessIsStopped(t *testing.T) {
 	version := s.version(ctx, cl, "timed", 4) // the command, and three failures of the timer
 	if n := s.deaths.Load(); n != 9 || version != 4 {
 		t.Errorf("with the timer the process ended %d times, version %d", n, version)
+	}
+
+	_, err = cl.Read(ctx, "deadly", "timed", client.ReadOptions{Query: &wrapperspb.StringValue{Value: "exit"}})
+	if e, ok := errors.AsType[*client.Error](err); !ok || e.Reason != string(entity.HandlerPanic) || !strings.Contains(e.Error(), "ended") {
+		t.Errorf("the deadly query: %v", err)
+	}
+	if n := s.deaths.Load(); n != 12 {
+		t.Errorf("with the query the process ended %d times", n)
+	}
+	if res, err := cl.Read(ctx, "deadly", "timed", client.ReadOptions{Query: &wrapperspb.StringValue{}}); err != nil || res.Version != 4 {
+		t.Errorf("a good query: %v, %v", res, err)
 	}
 
 	if res, err := cl.Read(ctx, "account", "alice", client.ReadOptions{}); err != nil || res.Version != 1 {

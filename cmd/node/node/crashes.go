@@ -131,7 +131,7 @@ func (h *hands) list() []*nodev1.Crash {
 	list := make([]*nodev1.Crash, 0, len(known))
 	for what, c := range known {
 		c.Elsewhere = uint32(h.others(what))
-		c.Refused = actors.ClientsCommand(what) && c.GetTimes()+c.GetElsewhere() >= actors.DefaultMaxCrashes
+		c.Refused = actors.ClientsCall(what) && c.GetTimes()+c.GetElsewhere() >= actors.DefaultMaxCrashes
 		list = append(list, c)
 	}
 	slices.SortFunc(list, func(a, b *nodev1.Crash) int { return cmp.Compare(a.GetWhat(), b.GetWhat()) })

@@ -33,7 +33,7 @@ type diskGuard struct {
 	freeMin uint64
 	log     *slog.Logger
 	low     atomic.Bool
-	// onLow is called when the disk has become low: leaderships should go.
+	// onLow is called when the disk has become low: leaderships should go, now.
 	onLow func()
 }
 

@@ -3,6 +3,7 @@ package node_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -127,6 +128,9 @@ func TestBrokenPreconditionsShow(t *testing.T) {
 		"window below the horizon":   {Window: new(int64(time.Second))},
 		"horizon above a kind's own": {RetryHorizon: new(int64(time.Minute))},
 		"unknown kind":               {WindowByKind: map[string]int64{"nothing": int64(time.Hour)}},
+		"negative horizon":           {RetryHorizon: new(int64(-5))},
+		"negative window of a kind":  {WindowByKind: map[string]int64{"account": -int64(time.Hour)}},
+		"window without an end":      {Window: new(int64(math.MaxInt64))},
 		"kind below the horizon":     {WindowByKind: map[string]int64{"account": int64(time.Second)}},
 	} {
 		if _, err := set(bad); status.Code(err) != codes.InvalidArgument {

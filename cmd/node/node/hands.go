@@ -105,7 +105,7 @@ func short(what string) string {
 	if len(what) <= most {
 		return what
 	}
-	return fmt.Sprintf("%s…%016x", what[:most-24], xxhash.Sum64String(what))
+	return fmt.Sprintf("%s…%016x", cut(what, most-24), xxhash.Sum64String(what))
 }
 
 // Take implements actors.Hands. If more handlers run than there are slots, some

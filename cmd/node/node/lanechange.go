@@ -20,6 +20,7 @@ const (
 	showRows   = 100
 	outboxRows = 1000
 	rowsMax    = 100_000
+	reasonMost = 1024 // of a pause, bytes
 	pageRows   = 256
 	pageBytes  = 4 << 20
 )
@@ -114,8 +115,7 @@ func updateFor(req *nodev1.ChangeLaneRequest, lane *recordv1.Lane) (*recordv1.La
 	case verb == nodev1.ChangeLaneRequest_PAUSE && status == recordv1.Lane_PAUSED:
 		return nil, nil
 	case verb == nodev1.ChangeLaneRequest_PAUSE:
-		reason := strings.ToValidUTF8(req.GetReason(), "?")
-		return &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Pause{Pause: &recordv1.Pause{Reason: reason[:min(len(reason), 1024)]}}}, nil
+		return &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Pause{Pause: &recordv1.Pause{Reason: cut(req.GetReason(), reasonMost)}}}, nil
 	case verb == nodev1.ChangeLaneRequest_REPLAY || verb == nodev1.ChangeLaneRequest_RESUME:
 		if status == recordv1.Lane_ACTIVE {
 			return nil, nil

@@ -128,7 +128,7 @@ func TestOperatorsVerbs(t *testing.T) {
 		res, err := patiently(t, func(ctx context.Context) (*nodev1.ChangeLaneResponse, error) {
 			return admin.ChangeLane(ctx, &nodev1.ChangeLaneRequest{
 				Lane: &nodev1.LaneName{Source: pickyRef(id), Destination: pickyRef("x-" + id)},
-				Verb: verb, Sequence: sequence, Reason: "maintenance",
+				Verb: verb, Sequence: sequence, Reason: "no" + strings.Repeat("€", 500), // longer than is kept
 			})
 		})
 		return res.GetLane().GetLane(), err
@@ -183,7 +183,7 @@ func TestOperatorsVerbs(t *testing.T) {
 		t.Errorf("x-a is %d, x-b is %d", a, b)
 	}
 	// A paused lane keeps its rows and says why.
-	if l, err := change("a", nodev1.ChangeLaneRequest_PAUSE, 0); err != nil || l.GetStatus() != recordv1.Lane_PAUSED || l.GetReason() != "maintenance" {
+	if l, err := change("a", nodev1.ChangeLaneRequest_PAUSE, 0); err != nil || l.GetStatus() != recordv1.Lane_PAUSED || l.GetReason() != "no"+strings.Repeat("€", 340) {
 		t.Fatalf("pause: %v, %v", l, err)
 	}
 	if _, err := cl.Submit(t.Context(), "picky", "a", "p", &wrapperspb.StringValue{Value: "picky/x-a"}, client.SubmitOptions{}); err != nil {

@@ -34,6 +34,8 @@ func counterHelp() map[actors.Counter]struct{ help, label string } {
 		actors.Activations:  {"Entities activated.", ""},
 		actors.Passivations: {"Entities passivated.", ""},
 
+		actors.HandlersHung: {"Handlers that did not come back in time; the log names them.", ""},
+
 		actors.TimersFired:   {"Timers done, by how late they were.", "late"},
 		actors.TimersSkipped: {"Missed times of repeated timers that were skipped, by how late they were found.", "late"},
 		actors.TimersFailed:  {"Failures of timers' commands.", ""},

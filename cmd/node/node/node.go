@@ -86,6 +86,7 @@ func Start(_ context.Context, cfg Config) (*Node, error) {
 	n.wg.Go(func() { n.watcher.run(ctx) })
 	n.wg.Go(func() { n.auditor.run(ctx) })
 	n.wg.Go(func() { n.disk.run(ctx) })
+	n.wg.Go(func() { n.check(n.watchFolder(ctx)) })
 	return n, nil
 }
 

@@ -124,7 +124,7 @@ func TestBadStartIsRefusedByName(t *testing.T) {
 	good := func() node.Config {
 		return node.Config{
 			ID: "n1", Dir: filepath.Join(t.TempDir(), "n1"), GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0",
-			Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0", Cluster: "test",
+			Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0", Cluster: "test", InitialNodes: []string{"n1"},
 		}
 	}
 	occupied := filepath.Join(t.TempDir(), "file")
@@ -135,16 +135,17 @@ func TestBadStartIsRefusedByName(t *testing.T) {
 		spoil func(*node.Config)
 		want  string
 	}{
-		"no id":              {func(c *node.Config) { c.ID = "" }, "a node's name is"},
-		"id with a slash":    {func(c *node.Config) { c.ID = "a/b" }, "a node's name is"},
-		"no cluster name":    {func(c *node.Config) { c.Cluster = "" }, "cluster is empty"},
-		"address":            {func(c *node.Config) { c.GRPC = "7400" }, "give host:port"},
-		"listed twice":       {func(c *node.Config) { c.InitialNodes = []string{"n1", "n1"} }, "listed twice"},
-		"too many shards":    {func(c *node.Config) { c.Shards = 1 << 20 }, "the limit is"},
-		"gossip key":         {func(c *node.Config) { c.GossipKey = "short" }, "16, 24 or 32 random bytes"},
-		"port in use":        {func(c *node.Config) { c.GRPC = busy.Addr().String() }, "address already in use"},
-		"gossip port in use": {func(c *node.Config) { c.Gossip = busy.Addr().String() }, "in use"},
-		"folder is a file":   {func(c *node.Config) { c.Dir = occupied }, occupied},
+		"no id":               {func(c *node.Config) { c.ID = "" }, "a node's name is"},
+		"id with a slash":     {func(c *node.Config) { c.ID = "a/b" }, "a node's name is"},
+		"no cluster name":     {func(c *node.Config) { c.Cluster = "" }, "cluster is empty"},
+		"address":             {func(c *node.Config) { c.GRPC = "7400" }, "give host:port"},
+		"nobody to form with": {func(c *node.Config) { c.InitialNodes = nil }, "nobody to join"},
+		"listed twice":        {func(c *node.Config) { c.InitialNodes = []string{"n1", "n1"} }, "listed twice"},
+		"too many shards":     {func(c *node.Config) { c.Shards = 1 << 20 }, "the limit is"},
+		"gossip key":          {func(c *node.Config) { c.GossipKey = "short" }, "16, 24 or 32 random bytes"},
+		"port in use":         {func(c *node.Config) { c.GRPC = busy.Addr().String() }, "address already in use"},
+		"gossip port in use":  {func(c *node.Config) { c.Gossip = busy.Addr().String() }, "in use"},
+		"folder is a file":    {func(c *node.Config) { c.Dir = occupied }, occupied},
 		"no such tokens": {func(c *node.Config) {
 			c.Tokens, c.GossipKey = filepath.Join(t.TempDir(), "none"), "c2l4dGVlbiBieXRlcyEhIQ=="
 		}, "no such file"},

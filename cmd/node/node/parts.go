@@ -88,7 +88,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 	}
 	replicas := newReplicas(p, n.table.forget)
 	if p.host, err = replica.NewHost(replica.Config{
-		Node: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: formed.ClusterID, Dir: n.cfg.Dir,
+		Node: n.cfg.ID, Incarnation: n.identity.Incarnation(), ClusterID: formed.ClusterID, Dir: n.cfg.Dir, HeldLog: n.identity.HeldData(),
 		Listener: n.listeners.raft, Resolve: n.raftAddress,
 		OnLease: func(shard uint32, lease *replica.Lease) {
 			n.gossip.Announce(membership.LeaderHint{Shard: shard, Epoch: lease.Epoch(), Term: lease.Term(), Node: n.cfg.ID})
@@ -104,6 +104,9 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 		Logger: n.log,
 	}); err != nil {
 		return nil, errors.Join(err, p.runtime.Close(context.Background()))
+	}
+	if err = n.identity.NoteData(); err != nil {
+		return nil, errors.Join(err, p.close(context.Background()))
 	}
 	if p.meta, err = p.host.OpenMeta(replica.MetaConfig{Generation: cluster.MetaGeneration, Bootstrap: replicaServers(formed.Bootstrap)}); err != nil {
 		return nil, errors.Join(err, p.close(context.Background()))

@@ -2,13 +2,17 @@ package node
 
 import (
 	"errors"
+	"math"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"writ/actors/account"
+	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
 )
@@ -135,6 +139,31 @@ func TestContractIsChecked(t *testing.T) {
 	} {
 		err := tt.given.drift(sound().contract)
 		if (err == nil) != (tt.drift == "") || (err != nil && !strings.Contains(err.Error(), tt.drift)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	registry, err := entity.NewRegistry(account.Kinds()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := &nodev1.Contract{Window: int64(time.Hour), RetryHorizon: int64(time.Minute), WindowByKind: map[string]int64{"account": int64(2 * time.Hour)}}
+	for name, tt := range map[string]struct {
+		change func(*nodev1.Contract)
+		want   string // "": good
+	}{
+		"good":                    {func(*nodev1.Contract) {}, ""},
+		"the longest window":      {func(c *nodev1.Contract) { c.Window = int64(windowMax) }, ""},
+		"a longer window":         {func(c *nodev1.Contract) { c.Window = math.MaxInt64 }, "the most is 87600h"},
+		"negative window":         {func(c *nodev1.Contract) { c.Window = -1 }, "the least is 1s"},
+		"negative horizon":        {func(c *nodev1.Contract) { c.RetryHorizon = -5 }, "must not be negative"},
+		"horizon over all":        {func(c *nodev1.Contract) { c.RetryHorizon = math.MaxInt64 }, "late retry"},
+		"negative window, a kind": {func(c *nodev1.Contract) { c.WindowByKind["account"] = -int64(time.Hour) }, "window of kind account is -1h"},
+		"longer window of a kind": {func(c *nodev1.Contract) { c.WindowByKind["account"] = math.MaxInt64 }, "window of kind account"},
+	} {
+		c := proto.CloneOf(good)
+		tt.change(c)
+		err := checkAmended(c, registry)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

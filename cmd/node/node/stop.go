@@ -92,10 +92,11 @@ func (n *Node) stop(ctx context.Context) error {
 	return err
 }
 
-// leaveLeading hands leaderships over while the node goes on.
+// leaveLeading has leaderships handed over at once, while the node goes on: the
+// agent gives each one, then and later, to a node that is better off.
 func (n *Node) leaveLeading() {
 	if p := n.parts(); p != nil {
-		n.handOver(context.Background(), p)
+		p.agent.Poke()
 	}
 }
 

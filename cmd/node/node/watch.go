@@ -2,6 +2,10 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	nodev1 "writ/proto/writ/node/v1"
@@ -105,6 +109,9 @@ func (n *Node) unready() Readiness {
 	if reason := n.disk.reason(); reason != "" {
 		r.Reasons["disk"] = reason
 	}
+	if reason := n.rival(); reason != "" {
+		r.Reasons["cluster"] = reason
+	}
 	p := n.parts()
 	if p == nil {
 		r.Reasons["formation"] = "starting"
@@ -115,6 +122,9 @@ func (n *Node) unready() Readiness {
 	}
 	if ok, reason := p.meta.Ready(); !ok {
 		r.Reasons["meta"] = reason
+	}
+	if reason := p.agent.Refused(); reason != "" {
+		r.Reasons["registry"] = reason
 	}
 	placed := p.meta.State().GetShards()
 	if len(placed) == 0 {
@@ -129,6 +139,26 @@ func (n *Node) unready() Readiness {
 		}
 	}
 	return r
+}
+
+// rival names another cluster under this cluster's name, "" for none. What a
+// client writes to one of them the other does not know, its idempotency keys
+// neither. Which of the two is the stray nobody can know, but one that has fewer
+// nodes must not take the other one down.
+func (n *Node) rival() string {
+	self, own := n.gossip.Self().ClusterID, 0
+	for _, m := range n.gossip.Members() {
+		if m.Alive && m.ClusterID == self {
+			own++
+		}
+	}
+	strangers := n.gossip.Strangers()
+	for _, id := range slices.Sorted(maps.Keys(strangers)) {
+		if names := strangers[id]; len(names) >= own {
+			return fmt.Sprintf("this node belongs to cluster %s, and %s, under the same name, to cluster %s: keep one cluster, and start the nodes of the other on empty folders with --join", self, strings.Join(names, ", "), id)
+		}
+	}
+	return ""
 }
 
 // shardReason says why a shard is not served from here, "" if it is or if this

@@ -80,13 +80,16 @@ type OutcomeResponse_State int32
 
 const (
 	OutcomeResponse_UNKNOWN_STATE OutcomeResponse_State = 0
-	// No command with this key was accepted; a delayed copy may still arrive.
+	// Within the window no command with this key was accepted; a delayed copy may
+	// still arrive.
 	OutcomeResponse_NEVER_SEEN OutcomeResponse_State = 1
 	OutcomeResponse_IN_FLIGHT  OutcomeResponse_State = 2
 	OutcomeResponse_EXECUTED   OutcomeResponse_State = 3
 	OutcomeResponse_REJECTED   OutcomeResponse_State = 4
-	OutcomeResponse_EXPIRED    OutcomeResponse_State = 5
-	OutcomeResponse_CANCELLED  OutcomeResponse_State = 6
+	// Not stored, and issued_at lies before what was forgotten: it may have
+	// executed.
+	OutcomeResponse_EXPIRED   OutcomeResponse_State = 5
+	OutcomeResponse_CANCELLED OutcomeResponse_State = 6
 )
 
 // Enum value maps for OutcomeResponse_State.
@@ -195,7 +198,7 @@ func (x *EntityRef) GetId() string {
 type SubmitRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Entity *EntityRef             `protobuf:"bytes,1,opt,name=entity,proto3" json:"entity,omitempty"`
-	// 1 to 255 bytes, any content. May come as metadata "idempotency-key" instead.
+	// 1 to 255 bytes of UTF-8. May come as metadata "idempotency-key" instead.
 	IdempotencyKey string     `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	Command        *anypb.Any `protobuf:"bytes,3,opt,name=command,proto3" json:"command,omitempty"`
 	// When the client first sent this command. Needed to refuse a retry that is
@@ -207,9 +210,13 @@ type SubmitRequest struct {
 	// Execute only if the entity is at this version.
 	IfVersion *uint64 `protobuf:"varint,6,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
 	// Answer ABORTED, IN_FLIGHT at once if the key is being executed.
-	NoWait        bool `protobuf:"varint,7,opt,name=no_wait,json=noWait,proto3" json:"no_wait,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NoWait bool `protobuf:"varint,7,opt,name=no_wait,json=noWait,proto3" json:"no_wait,omitempty"`
+	// The key for any content, in the place of idempotency_key. May come as metadata
+	// "idempotency-key-bin" instead. Keys are compared by their bytes, whichever way
+	// they came.
+	IdempotencyKeyBytes []byte `protobuf:"bytes,8,opt,name=idempotency_key_bytes,json=idempotencyKeyBytes,proto3" json:"idempotency_key_bytes,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *SubmitRequest) Reset() {
@@ -289,6 +296,13 @@ func (x *SubmitRequest) GetNoWait() bool {
 		return x.NoWait
 	}
 	return false
+}
+
+func (x *SubmitRequest) GetIdempotencyKeyBytes() []byte {
+	if x != nil {
+		return x.IdempotencyKeyBytes
+	}
+	return nil
 }
 
 // SubmitResponse is the outcome of a command.
@@ -526,9 +540,15 @@ type OutcomeRequest struct {
 	Entity         *EntityRef             `protobuf:"bytes,1,opt,name=entity,proto3" json:"entity,omitempty"`
 	IdempotencyKey string                 `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Full name of the command's message type, e.g. writ.account.v1.Deposit.
-	CommandType   string `protobuf:"bytes,3,opt,name=command_type,json=commandType,proto3" json:"command_type,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CommandType string `protobuf:"bytes,3,opt,name=command_type,json=commandType,proto3" json:"command_type,omitempty"`
+	// When the client first sent the command, as in SubmitRequest. A key that may
+	// have been forgotten since then is EXPIRED, not NEVER_SEEN, and cannot be
+	// cancelled.
+	IssuedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
+	// As in SubmitRequest.
+	IdempotencyKeyBytes []byte `protobuf:"bytes,5,opt,name=idempotency_key_bytes,json=idempotencyKeyBytes,proto3" json:"idempotency_key_bytes,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *OutcomeRequest) Reset() {
@@ -580,6 +600,20 @@ func (x *OutcomeRequest) GetCommandType() string {
 		return x.CommandType
 	}
 	return ""
+}
+
+func (x *OutcomeRequest) GetIssuedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.IssuedAt
+	}
+	return nil
+}
+
+func (x *OutcomeRequest) GetIdempotencyKeyBytes() []byte {
+	if x != nil {
+		return x.IdempotencyKeyBytes
+	}
+	return nil
 }
 
 // OutcomeResponse tells what became of a key.
@@ -643,7 +677,7 @@ const file_writ_v1_entity_proto_rawDesc = "" +
 	"\x14writ/v1/entity.proto\x12\awrit.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"/\n" +
 	"\tEntityRef\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\xab\x02\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xdf\x02\n" +
 	"\rSubmitRequest\x12*\n" +
 	"\x06entity\x18\x01 \x01(\v2\x12.writ.v1.EntityRefR\x06entity\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12.\n" +
@@ -652,7 +686,8 @@ const file_writ_v1_entity_proto_rawDesc = "" +
 	"\x03tag\x18\x05 \x01(\x04R\x03tag\x12\"\n" +
 	"\n" +
 	"if_version\x18\x06 \x01(\x04H\x00R\tifVersion\x88\x01\x01\x12\x17\n" +
-	"\ano_wait\x18\a \x01(\bR\x06noWaitB\r\n" +
+	"\ano_wait\x18\a \x01(\bR\x06noWait\x122\n" +
+	"\x15idempotency_key_bytes\x18\b \x01(\fR\x13idempotencyKeyBytesB\r\n" +
 	"\v_if_version\"\xf3\x01\n" +
 	"\x0eSubmitResponse\x12*\n" +
 	"\x05reply\x18\x01 \x01(\v2\x14.google.protobuf.AnyR\x05reply\x12\x1a\n" +
@@ -672,11 +707,13 @@ const file_writ_v1_entity_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\v2\x14.google.protobuf.AnyR\x05state\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1b\n" +
 	"\tlog_index\x18\x03 \x01(\x04R\blogIndex\x12+\n" +
-	"\x03age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03age\"\x88\x01\n" +
+	"\x03age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03age\"\xf5\x01\n" +
 	"\x0eOutcomeRequest\x12*\n" +
 	"\x06entity\x18\x01 \x01(\v2\x12.writ.v1.EntityRefR\x06entity\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12!\n" +
-	"\fcommand_type\x18\x03 \x01(\tR\vcommandType\"\xed\x01\n" +
+	"\fcommand_type\x18\x03 \x01(\tR\vcommandType\x127\n" +
+	"\tissued_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x122\n" +
+	"\x15idempotency_key_bytes\x18\x05 \x01(\fR\x13idempotencyKeyBytes\"\xed\x01\n" +
 	"\x0fOutcomeResponse\x124\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1e.writ.v1.OutcomeResponse.StateR\x05state\x121\n" +
 	"\aoutcome\x18\x02 \x01(\v2\x17.writ.v1.SubmitResponseR\aoutcome\"q\n" +
@@ -741,23 +778,24 @@ var file_writ_v1_entity_proto_depIdxs = []int32{
 	9,  // 9: writ.v1.ReadResponse.state:type_name -> google.protobuf.Any
 	12, // 10: writ.v1.ReadResponse.age:type_name -> google.protobuf.Duration
 	2,  // 11: writ.v1.OutcomeRequest.entity:type_name -> writ.v1.EntityRef
-	1,  // 12: writ.v1.OutcomeResponse.state:type_name -> writ.v1.OutcomeResponse.State
-	4,  // 13: writ.v1.OutcomeResponse.outcome:type_name -> writ.v1.SubmitResponse
-	3,  // 14: writ.v1.EntityService.Submit:input_type -> writ.v1.SubmitRequest
-	3,  // 15: writ.v1.EntityService.SubmitStream:input_type -> writ.v1.SubmitRequest
-	5,  // 16: writ.v1.EntityService.Read:input_type -> writ.v1.ReadRequest
-	7,  // 17: writ.v1.EntityService.Outcome:input_type -> writ.v1.OutcomeRequest
-	7,  // 18: writ.v1.EntityService.Cancel:input_type -> writ.v1.OutcomeRequest
-	4,  // 19: writ.v1.EntityService.Submit:output_type -> writ.v1.SubmitResponse
-	4,  // 20: writ.v1.EntityService.SubmitStream:output_type -> writ.v1.SubmitResponse
-	6,  // 21: writ.v1.EntityService.Read:output_type -> writ.v1.ReadResponse
-	8,  // 22: writ.v1.EntityService.Outcome:output_type -> writ.v1.OutcomeResponse
-	8,  // 23: writ.v1.EntityService.Cancel:output_type -> writ.v1.OutcomeResponse
-	19, // [19:24] is the sub-list for method output_type
-	14, // [14:19] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	10, // 12: writ.v1.OutcomeRequest.issued_at:type_name -> google.protobuf.Timestamp
+	1,  // 13: writ.v1.OutcomeResponse.state:type_name -> writ.v1.OutcomeResponse.State
+	4,  // 14: writ.v1.OutcomeResponse.outcome:type_name -> writ.v1.SubmitResponse
+	3,  // 15: writ.v1.EntityService.Submit:input_type -> writ.v1.SubmitRequest
+	3,  // 16: writ.v1.EntityService.SubmitStream:input_type -> writ.v1.SubmitRequest
+	5,  // 17: writ.v1.EntityService.Read:input_type -> writ.v1.ReadRequest
+	7,  // 18: writ.v1.EntityService.Outcome:input_type -> writ.v1.OutcomeRequest
+	7,  // 19: writ.v1.EntityService.Cancel:input_type -> writ.v1.OutcomeRequest
+	4,  // 20: writ.v1.EntityService.Submit:output_type -> writ.v1.SubmitResponse
+	4,  // 21: writ.v1.EntityService.SubmitStream:output_type -> writ.v1.SubmitResponse
+	6,  // 22: writ.v1.EntityService.Read:output_type -> writ.v1.ReadResponse
+	8,  // 23: writ.v1.EntityService.Outcome:output_type -> writ.v1.OutcomeResponse
+	8,  // 24: writ.v1.EntityService.Cancel:output_type -> writ.v1.OutcomeResponse
+	20, // [20:25] is the sub-list for method output_type
+	15, // [15:20] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_writ_v1_entity_proto_init() }

@@ -44,7 +44,8 @@ type EntityServiceClient interface {
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (*ReadResponse, error)
 	// Outcome tells what became of an idempotency key. It is linearizable.
 	Outcome(ctx context.Context, in *OutcomeRequest, opts ...grpc.CallOption) (*OutcomeResponse, error)
-	// Cancel makes sure that a key that has not executed never will.
+	// Cancel makes sure that a key that has not executed never will within its
+	// window, nor after it if it is sent with issued_at.
 	Cancel(ctx context.Context, in *OutcomeRequest, opts ...grpc.CallOption) (*OutcomeResponse, error)
 }
 
@@ -125,7 +126,8 @@ type EntityServiceServer interface {
 	Read(context.Context, *ReadRequest) (*ReadResponse, error)
 	// Outcome tells what became of an idempotency key. It is linearizable.
 	Outcome(context.Context, *OutcomeRequest) (*OutcomeResponse, error)
-	// Cancel makes sure that a key that has not executed never will.
+	// Cancel makes sure that a key that has not executed never will within its
+	// window, nor after it if it is sent with issued_at.
 	Cancel(context.Context, *OutcomeRequest) (*OutcomeResponse, error)
 	mustEmbedUnimplementedEntityServiceServer()
 }

@@ -155,7 +155,7 @@ func (x *Withdraw) GetReference() string {
 // A refused credit comes back and is refunded.
 type Transfer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The id of the account to credit.
+	// The id of the account to credit, at most 255 bytes.
 	To          string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
 	AmountMinor int64  `protobuf:"varint,2,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
 	Currency    string `protobuf:"bytes,3,opt,name=currency,proto3" json:"currency,omitempty"`
@@ -537,9 +537,13 @@ func (x *Posted) GetReference() string {
 
 // Total is a sum of postings.
 type Total struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	AmountMinor   int64                  `protobuf:"varint,1,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
-	Postings      uint64                 `protobuf:"varint,2,opt,name=postings,proto3" json:"postings,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A sum that does not fit stands at the end of the range: then read exact.
+	AmountMinor int64  `protobuf:"varint,1,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
+	Postings    uint64 `protobuf:"varint,2,opt,name=postings,proto3" json:"postings,omitempty"`
+	// The sum in decimal. Set only if amount_minor cannot hold it: one account always
+	// fits, but a tenant may have many.
+	Exact         string `protobuf:"bytes,3,opt,name=exact,proto3" json:"exact,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -586,6 +590,13 @@ func (x *Total) GetPostings() uint64 {
 		return x.Postings
 	}
 	return 0
+}
+
+func (x *Total) GetExact() string {
+	if x != nil {
+		return x.Exact
+	}
+	return ""
 }
 
 // DayTotals are the sums of one day by currency.
@@ -771,10 +782,11 @@ const file_writ_account_v1_account_proto_rawDesc = "" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12\x10\n" +
 	"\x03day\x18\x03 \x01(\tR\x03day\x12\x1c\n" +
-	"\treference\x18\x04 \x01(\tR\treference\"F\n" +
+	"\treference\x18\x04 \x01(\tR\treference\"\\\n" +
 	"\x05Total\x12!\n" +
 	"\famount_minor\x18\x01 \x01(\x03R\vamountMinor\x12\x1a\n" +
-	"\bpostings\x18\x02 \x01(\x04R\bpostings\"\xaf\x01\n" +
+	"\bpostings\x18\x02 \x01(\x04R\bpostings\x12\x14\n" +
+	"\x05exact\x18\x03 \x01(\tR\x05exact\"\xaf\x01\n" +
 	"\tDayTotals\x12K\n" +
 	"\vby_currency\x18\x01 \x03(\v2*.writ.account.v1.DayTotals.ByCurrencyEntryR\n" +
 	"byCurrency\x1aU\n" +

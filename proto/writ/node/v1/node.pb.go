@@ -32,7 +32,8 @@ const (
 	Refusal_KIND_UNSPECIFIED Refusal_Kind = 0
 	Refusal_REJECTED         Refusal_Kind = 1
 	Refusal_PANICKED         Refusal_Kind = 2
-	// The destination's kind or the event's type is not defined here.
+	// The destination's kind, the event's type or a field of it is not known here.
+	// In a rolling upgrade it may be soon: the source waits for a while.
 	Refusal_UNKNOWN_KIND Refusal_Kind = 3
 	// The result is over a limit.
 	Refusal_TOO_LARGE Refusal_Kind = 4
