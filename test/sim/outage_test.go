@@ -228,6 +228,10 @@ func (o *outage) run(how way) ranOutage {
 	how.end(o)
 	drained := time.Duration(0)
 	for o.backlog(sources) > 1 { // what is emitted now is on its way
+		if time.Since(back) > patience {
+			o.fail("the lanes do not drain")
+			break
+		}
 		pause(20 * time.Millisecond)
 	}
 	drained = time.Since(back)
@@ -271,7 +275,7 @@ func (o *outage) backlog(sources []string) (most uint64) {
 	for _, id := range sources {
 		lanes, err := o.nodes[0].peer(near).store.Lanes(entity.Ref{Tenant: "t", Kind: "source", ID: id})
 		if err != nil {
-			o.t.Fatal(err)
+			o.fail("lanes of %s: %v", id, err)
 		}
 		for to, lane := range lanes {
 			if absent(to.ID) {
@@ -313,11 +317,13 @@ func (o *outage) wantApplied(id string, n int) {
 	s := locate(ref)
 	rec, err := o.nodes[s].peer(s).store.Entity(ref)
 	if err != nil {
-		o.t.Fatal(err)
+		o.fail("read %v: %v", ref, err)
+		return
 	}
 	v := &wrapperspb.Int64Value{}
 	if err := proto.Unmarshal(rec.GetState().GetData(), v); err != nil {
-		o.t.Fatal(err)
+		o.fail("read %v: %v", ref, err)
+		return
 	}
 	if int(v.GetValue()) != n || int(rec.GetVersion()) != n {
 		o.t.Errorf("%v has applied %d rows in %d records, want %d", ref, v.GetValue(), rec.GetVersion(), n)

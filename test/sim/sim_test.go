@@ -310,7 +310,8 @@ func (w *world) audit(shard uint32) (first *persistence.Audit) {
 	for _, n := range w.nodes {
 		audit, err := n.peer(shard).store.Audit(context.Background())
 		if err != nil {
-			w.t.Fatalf("seed %d: audit: %v", w.seed, err)
+			w.fail("audit: %v", err)
+			return &persistence.Audit{}
 		}
 		for _, finding := range audit.Findings {
 			w.fail("n%d, shard %d: %s", n.number, shard, finding)
