@@ -137,9 +137,7 @@ func TestMembersOfAnotherClusterAreRefused(t *testing.T) {
 	await(t, a, "the fresh one only", sees(a, "a", "c"))
 	await(t, b, "the fresh one only", sees(b, "b", "c"))
 	for g, want := range map[*Gossip]map[string][]string{a: {"cluster-2": {"b"}}, b: {"cluster-1": {"a"}}, fresh: {}} {
-		if got := g.Strangers(); !maps.EqualFunc(got, want, slices.Equal) {
-			t.Errorf("%s counts %v as strangers, want %v", g.name, got, want)
-		}
+		await(t, g, fmt.Sprintf("the strangers %v", want), func() bool { return maps.EqualFunc(g.Strangers(), want, slices.Equal) })
 	}
 
 	if err := fresh.SetClusterID("cluster-1"); err != nil {

@@ -181,7 +181,7 @@ func (r *rig) badServe(t *testing.T) {
 		"bad gossip key":        {serve(map[string]string{"--gossip-key": "short"}), "gossip key"},
 		"too many shards":       {serve(map[string]string{"--shards": "100000"}), "100000"},
 		"window too short":      {serve(map[string]string{"--window": "1ms"}), "1ms"},
-		"token file is missing": {serve(map[string]string{"--tokens": filepath.Join(dir, "no.json")}), "no.json"},
+		"token file is missing": {serve(map[string]string{"--tokens": filepath.Join(dir, "no.json"), "--gossip-key": "c2l4dGVlbiBieXRlcyEhIQ=="}), "no.json"},
 	}
 	unwritable := filepath.Join(sealed, "data")
 	if os.Getuid() == 0 { // root writes anywhere but here

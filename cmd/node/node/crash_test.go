@@ -286,7 +286,8 @@ func TestWhatEndsTheProcessIsStopped(t *testing.T) {
 			t.Errorf("crash: %v", c)
 		}
 	}
-	if len(crashes.GetCrashes()) != 3 || len(refused) != 1 || !strings.Contains(refused[0], "command google.protobuf.StringValue key \"exit\"") {
+	if len(crashes.GetCrashes()) != 4 || len(refused) != 2 || !strings.Contains(refused[0], "command google.protobuf.StringValue key \"exit\"") ||
+		!strings.HasPrefix(refused[1], "query google.protobuf.StringValue") {
 		t.Fatalf("crashes: %v", crashes)
 	}
 	if res, err := admin.ForgetCrashes(ctx, &nodev1.ForgetCrashesRequest{What: "something else"}); err != nil || res.GetForgotten() != 0 {
@@ -299,7 +300,7 @@ func TestWhatEndsTheProcessIsStopped(t *testing.T) {
 	if err := s.submit(ctx, cl, "command", "exit"); err != nil {
 		t.Errorf("the command, after it was forgiven: %v", err)
 	}
-	if n := s.deaths.Load(); n != 9 {
+	if n := s.deaths.Load(); n != 12 {
 		t.Errorf("the process ended %d times", n)
 	}
 }
