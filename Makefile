@@ -116,8 +116,8 @@ chaos-long: build ## All chaos tests with their full numbers, for hours
 	WRIT_NODE='$(CURDIR)/dist/node' CHAOS_LONG=1 go test -v -count=1 -timeout=3h ./test/chaos/...
 
 .PHONY: sim
-sim: ## Simulated clusters under virtual time, SEEDS=200, or SEED= for one of them
-	SIM_SEEDS=$(or $(SEEDS),200) SIM_SEED=$(SEED) go test -count=1 -timeout=30m ./test/sim
+sim: ## Simulated clusters under virtual time, SEEDS=300, or SEED= for one of them
+	SIM_SEEDS=$(or $(SEEDS),300) SIM_SEED=$(SEED) go test -count=1 -timeout=30m ./test/sim
 
 .PHONY: faults
 faults: ## Kill processes at every named boundary, lose messages and verdicts there

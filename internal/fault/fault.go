@@ -10,7 +10,8 @@
 // operation fails), drop (the same; a message is lost), delay (100 ms), hold (it
 // hangs until the point is disarmed, as on a frozen disk). hit=n lets n-1 hits
 // pass; an armed point acts once, hold, delay and drop until disarmed by the
-// action none.
+// action none. Whenever a point acts it says so on standard error. Some points
+// stand behind what can no longer fail: error and drop do nothing there.
 package fault
 
 import "errors"
@@ -77,6 +78,9 @@ const (
 	Delay Action = "delay"
 	Hold  Action = "hold"
 )
+
+// Actions are all actions that do harm.
+func Actions() []Action { return []Action{Crash, Stop, Error, Drop, Delay, Hold} }
 
 // ErrInjected is the failure of a point that is armed with error or drop.
 var ErrInjected = errors.New("injected fault")

@@ -49,7 +49,7 @@ func (b *board) arm(name Name, action Action, hit int) error {
 	if !slices.Contains(All(), name) {
 		return fmt.Errorf("no fault point %q", name)
 	}
-	if !slices.Contains([]Action{None, Crash, Stop, Error, Drop, Delay, Hold}, action) {
+	if action != None && !slices.Contains(Actions(), action) {
 		return fmt.Errorf("no action %q", action)
 	}
 	b.mu.Lock()
@@ -84,9 +84,11 @@ func (b *board) take(name Name) (Action, <-chan struct{}) {
 // Point acts if it is armed.
 func Point(name Name) error {
 	action, over := current().take(name)
+	if action != None {
+		_, _ = fmt.Fprintf(os.Stderr, "fault point %s: %s\n", name, action)
+	}
 	switch action {
 	case Crash:
-		_, _ = fmt.Fprintf(os.Stderr, "fault point %s: crash\n", name)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
 	case Stop:

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"writ/test/check"
 )
 
 func TestComposeFileIsDerived(t *testing.T) {
@@ -57,7 +59,7 @@ func startCompose(t *testing.T, extra ...string) (*rig, *Compose) {
 		Binary: binary, Repository: repository, Dir: folder(t), Project: fmt.Sprintf("writ-chaos-%08x", rand.Uint32()), Extra: extra,
 	})
 	must(t, err)
-	r := &rig{t: t, cluster: c, cli: CLI{Binary: binary}, side: NewHistory()}
+	r := &rig{t: t, cluster: c, cli: CLI{Binary: binary}, side: check.NewHistory()}
 	t.Cleanup(r.close)
 	r.connect()
 	first := c.Nodes()

@@ -12,7 +12,8 @@
 //   - A [Nemesis] is a seeded schedule of faults. It records what was done when.
 //   - The checkers judge: every key was executed once and replays verbatim, each
 //     entity is linearizable, money is conserved, the statement equals the
-//     accounts, the audit holds and all replicas are equal.
+//     accounts (these in test/check, shared with the simulation), the audit holds
+//     and all replicas are equal.
 //
 // The seed of every random choice is printed. The environment variable
 // CHAOS_SEED repeats a choice of load and faults (the interleaving is the

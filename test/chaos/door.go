@@ -20,6 +20,7 @@ import (
 	"writ/actors/client"
 	accountv1 "writ/proto/writ/account/v1"
 	writv1 "writ/proto/writ/v1"
+	"writ/test/check"
 )
 
 // Door is a way into the cluster. The answer's verdict is Unknown if none came
@@ -63,7 +64,7 @@ func reading(res *writv1.ReadResponse) Answer {
 	if err := res.GetState().UnmarshalTo(&b); err != nil {
 		return Answer{Verdict: Refused, Text: err.Error(), Calls: 1}
 	}
-	a.Balance = balanceOf(&b)
+	a.Balance = check.BalanceOf(&b)
 	return a
 }
 
@@ -73,7 +74,7 @@ func success(res *writv1.SubmitResponse) Answer {
 		return Answer{Verdict: Refused, Text: err.Error(), Calls: 1}
 	}
 	return Answer{
-		Verdict: Executed, Balance: balanceOf(&b), Version: res.GetVersion(),
+		Verdict: Executed, Balance: check.BalanceOf(&b), Version: res.GetVersion(),
 		AcceptedAt: res.GetAcceptedAt().AsTime().UnixNano(), Replayed: res.GetReplayed(), Calls: 1,
 	}
 }
@@ -239,7 +240,7 @@ func (l *Library) Do(ctx context.Context, op Op) Answer {
 		}
 		a := Answer{Verdict: Executed, Version: state.Version, Calls: 1}
 		if b, ok := state.State.(*accountv1.Balance); ok {
-			a.Balance = balanceOf(b)
+			a.Balance = check.BalanceOf(b)
 		}
 		return a
 	}
@@ -252,7 +253,7 @@ func (l *Library) Do(ctx context.Context, op Op) Answer {
 		return Answer{Verdict: Refused, Text: fmt.Sprintf("the reply is %T", out.Reply), Calls: out.Attempts}
 	}
 	return Answer{
-		Verdict: Executed, Balance: balanceOf(b), Version: out.Version,
+		Verdict: Executed, Balance: check.BalanceOf(b), Version: out.Version,
 		AcceptedAt: out.AcceptedAt.UnixNano(), Replayed: out.Replayed, Calls: out.Attempts,
 	}
 }

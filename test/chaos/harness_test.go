@@ -16,6 +16,7 @@ import (
 
 	"writ/actors/client"
 	accountv1 "writ/proto/writ/account/v1"
+	"writ/test/check"
 )
 
 // buildDir holds the binaries that the tests have built, if they have.
@@ -159,7 +160,7 @@ func prepare(t *testing.T, config ProcessConfig) *rig {
 	}
 	p, err := NewProcess(config)
 	must(t, err)
-	r := &rig{t: t, cluster: p, process: p, cli: CLI{Binary: binary}, side: NewHistory()}
+	r := &rig{t: t, cluster: p, process: p, cli: CLI{Binary: binary}, side: check.NewHistory()}
 	t.Cleanup(r.close)
 	r.connect()
 	return r
@@ -282,19 +283,19 @@ func (r *rig) verify(w *Workload, hedge *Hedge) {
 	tally := w.History().Tally()
 
 	again := Resend(ctx, &Rounds{Links: r.links, Nodes: r.running()}, before)
-	r.check("replays", CheckReplays(before, again))
+	r.check("replays", check.Replays(before, again))
 	w.History().Resolve(again, w.History().Now())
 	r.side.Resolve(again, r.side.Now())
 	ops := slices.Concat(r.side.Ops(), w.History().Ops())
 	r.check("hedged pairs", hedge.Differences())
-	r.check("versions", CheckVersions(ops))
+	r.check("versions", check.Versions(ops))
 	var registers []string
 	for i := range w.config.Registers {
 		registers = append(registers, w.register(i))
 	}
-	r.check("linearizability", CheckLinearizable(ops, registers, time.Minute))
+	r.check("linearizability", check.Linearizable(ops, registers, time.Minute))
 	report := r.audit()
-	r.check("conservation", CheckConservation(ops, r.balances(ctx, touched(ops)), r.statement(ctx)))
+	r.check("conservation", check.Conservation(ops, r.balances(ctx, touched(ops)), r.statement(ctx)))
 	r.t.Logf("operations %d: executed %d, rejected %d, unknown at first %d; calls beyond the first %d, answers replayed %d; audit: keys %d, effects %d, events applied %d",
 		tally.Ops, tally.Executed, tally.Rejected, tally.Unknown, tally.Retries, tally.Replays, report.Keys, report.Effects, report.Applied)
 	if tally.Executed == 0 {

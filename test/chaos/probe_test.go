@@ -3,11 +3,13 @@ package chaos
 import (
 	"testing"
 	"time"
+
+	"writ/test/check"
 )
 
 func TestProbeMeasuresPauses(t *testing.T) {
 	p := &Probe{epoch: time.Now()}
-	at := func(call, ret int, v Verdict) {
+	at := func(call, ret int, v check.Verdict) {
 		p.history = append(p.history, Op{Call: time.Duration(call), Return: time.Duration(ret), Answer: Answer{Verdict: v}})
 	}
 	at(0, 5, Executed)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	nodev1 "writ/proto/writ/node/v1"
+	"writ/test/check"
 )
 
 // content is what a shard holds, apart from Raft's own index and term.
@@ -203,5 +204,5 @@ func (r *rig) replaysAt(ctx context.Context, node string, ops []Op) {
 		return op.Key == "" || (op.Answer.Verdict != Executed && op.Answer.Verdict != Rejected)
 	})
 	ops = ops[max(0, len(ops)-500):]
-	r.check("replays by "+node+" as soon as it is ready", CheckReplays(ops, Resend(ctx, &Rounds{Links: r.links, Nodes: []string{node}}, ops)))
+	r.check("replays by "+node+" as soon as it is ready", check.Replays(ops, Resend(ctx, &Rounds{Links: r.links, Nodes: []string{node}}, ops)))
 }

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"writ/test/check"
 )
 
 // WorkloadConfig describes a load.
@@ -55,7 +57,7 @@ func NewWorkload(config WorkloadConfig, doors []WeightedDoor) *Workload {
 		}
 		return doors[0].Door
 	}
-	return &Workload{config: config, history: NewHistory(), door: choose}
+	return &Workload{config: config, history: check.NewHistory(), door: choose}
 }
 
 // WeightedDoor is a door and how often it is taken.

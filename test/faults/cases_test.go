@@ -14,12 +14,19 @@ import (
 )
 
 // Every point stands in the code, and every point in the code is known and has a
-// crash case.
+// case with an outcome of every action.
 func TestEveryPointHasACase(t *testing.T) {
 	used := pointsInCode(t)
 	for _, name := range fault.All() {
-		if !slices.ContainsFunc(faults.Cases(), func(c faults.Case) bool { return c.Point == name }) {
-			t.Errorf("point %s has no crash case", name)
+		at := slices.IndexFunc(faults.Cases(), func(c faults.Case) bool { return c.Point == name })
+		if at < 0 {
+			t.Errorf("point %s has no case", name)
+			continue
+		}
+		for _, action := range fault.Actions() {
+			if faults.Cases()[at].Outcomes[action] == "" {
+				t.Errorf("nothing is said of the action %s at point %s", action, name)
+			}
 		}
 		if !used[constantOf(name)] {
 			t.Errorf("point %s stands nowhere in the code", name)

@@ -4,8 +4,13 @@ package faults_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,13 +31,19 @@ import (
 
 const childDir = "WRIT_FAULTS_CHILD"
 
-// TestChild is the process that is killed: it copies one shard file and swaps it
-// in for another.
+// TestChild is the process that is harmed: it copies one shard file and swaps it in
+// for another.
 func TestChild(t *testing.T) {
 	dir := os.Getenv(childDir)
 	if dir == "" {
 		t.Skip("runs as a child only")
 	}
+	go func() { // what hangs hangs until the parent says so
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		point, _, _ := strings.Cut(os.Getenv(fault.Variable), "=")
+		req := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/?action=none&point="+point, nil)
+		fault.Handler().ServeHTTP(httptest.NewRecorder(), req)
+	}()
 	from, err := persistence.Open(storeConfig(dir, "from", 1))
 	if err != nil {
 		t.Fatal(err)
@@ -42,41 +53,114 @@ func TestChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	path, _, err := from.CopyFile(dir)
-	if err != nil {
+	if err == nil {
+		err = to.Replace(path)
+	}
+	if err = errors.Join(err, from.Close(), to.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := to.Replace(path); err != nil {
-		t.Fatal(err)
-	}
-	t.Fatal("the point was not reached")
 }
 
-// A crash while a shard file is copied or swapped in leaves the sender as it was,
-// and the receiver with the old file or the new one, whole.
-func TestCrashAroundSnapshots(t *testing.T) {
+// Harm while a shard file is copied or swapped in leaves the sender as it was, and
+// the receiver with the old file or the new one, whole.
+func TestPointsAroundSnapshots(t *testing.T) {
 	for _, c := range faults.Cases() {
 		if c.Victim != faults.Child {
 			continue
 		}
-		t.Run(string(c.Point), func(t *testing.T) {
-			dir := t.TempDir()
-			fill(t, storeConfig(dir, "from", 1), 300)
-			fill(t, storeConfig(dir, "to", 2), 20)
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChild$")
-			cmd.Env = append(os.Environ(), childDir+"="+dir, fault.Variable+"="+string(c.Point)+"="+string(fault.Crash))
-			var output bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &output, &output
-			err := cmd.Run()
-			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); err == nil || !ok || status.Signal() != syscall.SIGKILL {
-				t.Fatalf("the child was not killed: %v\n%s", err, output.String())
-			}
-			want := uint64(20)
-			if c.Point == fault.Restored {
-				want = 300
-			}
-			wantStore(t, storeConfig(dir, "from", 1), 300)
-			wantStore(t, storeConfig(dir, "to", 2), want)
-		})
+		for _, action := range fault.Actions() {
+			t.Run(fmt.Sprintf("%s/%s", c.Point, action), func(t *testing.T) { harmChild(t, c, action) })
+		}
+	}
+}
+
+func harmChild(t *testing.T, c faults.Case, action fault.Action) {
+	t.Helper()
+	const before, after = 20, 300
+	dir := t.TempDir()
+	fill(t, storeConfig(dir, "from", 1), after)
+	fill(t, storeConfig(dir, "to", 2), before)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChild$")
+	cmd.Env = append(os.Environ(), childDir+"="+dir, fault.Variable+"="+string(c.Point)+"="+string(action))
+	acts := fmt.Sprintf("fault point %s: %s\n", c.Point, action)
+	output := &watched{text: acts, seen: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = output, output
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	want := uint64(after)
+	switch c.Outcomes[action] { //nolint:exhaustive // the others need no help
+	case faults.Freezes:
+		awaitStop(t, cmd.Process.Pid)
+		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	case faults.Hangs:
+		select {
+		case <-output.seen:
+		case <-time.After(time.Minute):
+			t.Error("the point has not acted within a minute")
+		}
+		if err := stdin.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = cmd.Wait()
+	if !strings.Contains(output.String(), acts) {
+		t.Fatalf("the point has not acted: %v\n%s", err, output.String())
+	}
+	switch c.Outcomes[action] {
+	case faults.Dies:
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+			t.Errorf("the child was not killed: %v\n%s", err, output.String())
+		}
+		if c.Point != fault.Restored {
+			want = before
+		}
+	case faults.Refuses:
+		if err == nil || !strings.Contains(output.String(), fault.ErrInjected.Error()) {
+			t.Errorf("the child does not report the failure: %v\n%s", err, output.String())
+		}
+		want = before
+	case faults.GoesOn, faults.Freezes, faults.Hangs:
+		if err != nil {
+			t.Errorf("the child has failed: %v\n%s", err, output.String())
+		}
+	case faults.Fails, faults.Yields:
+		t.Errorf("a child alone cannot have the outcome %q", c.Outcomes[action])
+	}
+	wantStore(t, storeConfig(dir, "from", 1), after)
+	wantStore(t, storeConfig(dir, "to", 2), want)
+}
+
+// watched is what a process prints; seen is closed when it has printed the text.
+type watched struct {
+	all  bytes.Buffer
+	text string
+	seen chan struct{}
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	before := strings.Contains(w.String(), w.text)
+	n, err := w.all.Write(p)
+	if !before && strings.Contains(w.String(), w.text) {
+		close(w.seen)
+	}
+	return n, err
+}
+
+func (w *watched) String() string { return w.all.String() }
+
+// awaitStop waits until a child stands still.
+func awaitStop(t *testing.T, pid int) {
+	t.Helper()
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("the child does not stop: %v, %v", status, err)
 	}
 }
 

@@ -107,9 +107,43 @@ func (w *town) leader(account string) string {
 	return leaders[sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})]
 }
 
-func (w *town) arm(node string, point fault.Name) {
+// awaitYield waits until the others agree that one of them leads an account's shard.
+func (w *town) awaitYield(victim, account string) {
 	w.t.Helper()
-	form := url.Values{"point": {string(point)}, "action": {string(fault.Crash)}}
+	ctx, cancel := w.within()
+	defer cancel()
+	shard := sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})
+	for last := ""; ; {
+		leaders := map[string]bool{}
+		for _, n := range w.nodes.Nodes() {
+			if n == victim {
+				continue
+			}
+			status, err := w.links.Status(ctx, n)
+			if err != nil {
+				w.t.Fatalf("shard %d is still led by %s: %v", shard, last, err)
+			}
+			for _, s := range status.GetShards() {
+				if s.GetShard() == shard {
+					last = s.GetLeader()
+					leaders[last] = true
+				}
+			}
+		}
+		if len(leaders) == 1 && last != victim && last != "" {
+			return
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			w.t.Fatalf("%s hangs and still leads shard %d", victim, shard)
+		}
+	}
+}
+
+func (w *town) arm(node string, point fault.Name, action fault.Action) {
+	w.t.Helper()
+	form := url.Values{"point": {string(point)}, "action": {string(action)}}
 	res, err := http.PostForm("http://"+w.nodes.Addrs(node).HTTP+"/debug/fault", form)
 	if err != nil {
 		w.t.Fatal(err)
@@ -125,21 +159,28 @@ type submitted struct{ Executed, Replayed, Rejected, Failed int }
 
 func (w *town) submit(lines ...string) submitted {
 	w.t.Helper()
+	s, err := w.trySubmit(lines...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+func (w *town) trySubmit(lines ...string) (s submitted, err error) {
 	file := filepath.Join(w.t.TempDir(), "commands")
 	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
-		w.t.Fatal(err)
+		return s, err
 	}
 	ctx, cancel := w.within()
 	defer cancel()
 	res, err := w.cli.Run(ctx, "submit", "--addr", w.addrs(), "--file", file, "--json", "--timeout", "80s")
 	if err != nil {
-		w.t.Fatal(err)
+		return s, err
 	}
-	var s submitted
 	if err := json.Unmarshal(res.Stdout, &s); err != nil {
-		w.t.Fatalf("submit: %v: %s %s", err, res.Stdout, res.Stderr)
+		return s, fmt.Errorf("submit: %w: %s %s", err, res.Stdout, res.Stderr)
 	}
-	return s
+	return s, nil
 }
 
 func (w *town) balance(account string) (amount, pending int64) {
@@ -164,16 +205,91 @@ func (w *town) balance(account string) (amount, pending int64) {
 	return amount, pending
 }
 
-// awaitCrash waits until a node has died of its point, and starts it again.
-func (w *town) awaitCrash(node string, point fault.Name) {
+// acted is how often a point has acted since a node was started.
+func (w *town) acted(node string, point fault.Name, action fault.Action) int {
+	return strings.Count(w.nodes.Since(node), fmt.Sprintf("fault point %s: %s", point, action))
+}
+
+// awaitAction waits until a point has acted once more than before.
+func (w *town) awaitAction(node string, point fault.Name, action fault.Action, before int) {
+	w.t.Helper()
+	ctx, cancel := w.within()
+	defer cancel()
+	for w.acted(node, point, action) <= before {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			w.t.Fatalf("point %s was not reached in %s:\n%s", point, node, w.nodes.Logs(node, 20))
+		}
+	}
+}
+
+// awaitExit waits until a node has died.
+func (w *town) awaitExit(node string) {
 	w.t.Helper()
 	ctx, cancel := w.within()
 	defer cancel()
 	if _, err := w.nodes.Exit(ctx, node); err != nil {
-		w.t.Fatalf("point %s was not reached: %v", point, err)
+		w.t.Fatalf("%s has not died: %v", node, err)
 	}
-	if log := w.nodes.Since(node); !strings.Contains(log, "fault point "+string(point)) {
-		w.t.Fatalf("%s did not die of %s:\n%s", node, point, log)
+}
+
+// outlast brings a victim of a point that has acted through: load is what runs
+// meanwhile and must end while the victim is harmed. The victim led the account.
+func (w *town) outlast(victim, account string, point fault.Name, action fault.Action, outcome faults.Outcome, load <-chan struct{}) {
+	w.t.Helper()
+	ended := func() {
+		w.t.Helper()
+		ctx, cancel := w.within()
+		defer cancel()
+		select {
+		case <-load:
+		case <-ctx.Done():
+			w.t.Fatalf("clients wait for %s", victim)
+		}
+	}
+	again := func() {
+		w.t.Helper()
+		if err := w.nodes.Start(victim); err != nil {
+			w.t.Fatal(err)
+		}
+		w.ready()
+	}
+	switch outcome {
+	case faults.Dies:
+		w.awaitExit(victim)
+		ended()
+		again()
+	case faults.Freezes:
+		ended()
+		if err := w.nodes.Resume(victim); err != nil {
+			w.t.Fatal(err)
+		}
+		w.ready()
+	case faults.Fails:
+		w.arm(victim, point, fault.None)
+		ended()
+		if !strings.Contains(w.nodes.Since(victim), "store has failed") {
+			w.t.Errorf("no store of %s has failed", victim)
+		}
+		if err := w.nodes.Kill(victim); err != nil {
+			w.t.Fatal(err)
+		}
+		again()
+	case faults.Yields:
+		w.awaitYield(victim, account)
+		ended()
+		w.arm(victim, point, fault.None)
+		w.ready()
+		if !w.nodes.Running(victim) || strings.Contains(w.nodes.Since(victim), "store has failed") {
+			w.t.Errorf("%s did not go on after it hung at %s", victim, point)
+		}
+	case faults.GoesOn, faults.Hangs, faults.Refuses:
+		w.arm(victim, point, fault.None)
+		ended()
+		if !w.nodes.Running(victim) || strings.Contains(w.nodes.Since(victim), "store has failed") {
+			w.t.Errorf("%s did not go on after %s at %s", victim, action, point)
+		}
 	}
 }
 
@@ -196,56 +312,74 @@ func command(account, key, body string) string {
 		account, key, body)
 }
 
-// TestCrash kills one process at each boundary while transfers run, retries every
-// command with its key, and then wants each to have taken effect once: balances,
-// the audit of all keys, lanes and replicas, and replays of all commands.
-func TestCrash(t *testing.T) {
+// TestPoints lets every action act at each boundary while transfers run, retries
+// every command with its key, and then wants each to have taken effect once:
+// balances, the audit of all keys, lanes and replicas, and replays of all commands.
+func TestPoints(t *testing.T) {
 	w := newTown(t)
-	for i, c := range faults.Cases() {
+	for _, c := range faults.Cases() {
 		if c.Victim == faults.Child || c.Victim == faults.Idle {
 			continue
 		}
-		t.Run(string(c.Point), func(t *testing.T) {
-			w := *w
-			w.t = t
-			payer, receiver := fmt.Sprintf("payer-%d", i), fmt.Sprintf("receiver-%d", i)
-			if got := w.submit(command(payer, fmt.Sprint("open-", i), fmt.Sprintf(`Deposit","amountMinor":%d`, deposit))); got.Executed != 1 {
-				t.Fatalf("deposit: %+v", got)
+		for _, action := range fault.Actions() {
+			if !t.Run(fmt.Sprintf("%s/%s", c.Point, action), func(t *testing.T) {
+				w := *w
+				w.t = t
+				w.act(c, action)
+			}) {
+				t.FailNow() // the nodes may still be harmed
 			}
-			victim := w.leader(payer)
-			if c.Victim == faults.Destination {
-				victim = w.leader(receiver)
-			}
-			w.arm(victim, c.Point)
-			if c.Victim == faults.Drained {
-				w.drain(victim, false)
-			}
-			var lines []string
-			for n := range transfers {
-				lines = append(lines, command(payer, fmt.Sprintf("t-%d-%d", i, n), fmt.Sprintf(`Transfer","to":%q,"amountMinor":%d`, receiver, amount)))
-			}
-			first := w.submit(lines...)
-			w.awaitCrash(victim, c.Point)
-			if err := w.nodes.Start(victim); err != nil {
-				t.Fatal(err)
-			}
-			w.ready()
-			if c.Victim == faults.Drained {
-				w.drain(victim, true)
-			}
-			again := w.submit(lines...)
-			if first.Failed+first.Rejected+again.Failed+again.Rejected != 0 || first.Executed+first.Replayed != transfers || again.Replayed != transfers {
-				t.Errorf("first %+v, then %+v: want %d executed and then replayed", first, again, transfers)
-			}
-			report := w.audit()
-			paid, pending := w.balance(payer)
-			got, _ := w.balance(receiver)
-			if paid != deposit-transfers*amount || got != transfers*amount || pending != 0 {
-				t.Errorf("payer holds %d, receiver %d, %d transfers pending: want %d and %d", paid, got, pending, deposit-transfers*amount, transfers*amount)
-			}
-			t.Logf("%s: killed %s; %d keys, %d effects, %d events applied, nothing lost or doubled", c.Boundary, victim, report.Keys, report.Effects, report.Applied)
-		})
+		}
 	}
+}
+
+func (w *town) act(c faults.Case, action fault.Action) {
+	t := w.t
+	name := fmt.Sprintf("%s-%s", c.Point, action)
+	payer, receiver := "payer-"+name, "receiver-"+name
+	if got := w.submit(command(payer, "open-"+name, fmt.Sprintf(`Deposit","amountMinor":%d`, deposit))); got.Executed != 1 {
+		t.Fatalf("deposit: %+v", got)
+	}
+	led := payer
+	if c.Victim == faults.Destination {
+		led = receiver
+	}
+	victim := w.leader(led)
+	before := w.acted(victim, c.Point, action)
+	w.arm(victim, c.Point, action)
+	if c.Victim == faults.Drained {
+		w.drain(victim, false)
+	}
+	var lines []string
+	for n := range transfers {
+		lines = append(lines, command(payer, fmt.Sprintf("t-%s-%d", name, n), fmt.Sprintf(`Transfer","to":%q,"amountMinor":%d`, receiver, amount)))
+	}
+	var first submitted
+	var err error
+	load := make(chan struct{})
+	go func() {
+		defer close(load)
+		first, err = w.trySubmit(lines...)
+	}()
+	w.awaitAction(victim, c.Point, action, before)
+	w.outlast(victim, led, c.Point, action, c.Outcomes[action], load)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Victim == faults.Drained {
+		w.drain(victim, true)
+	}
+	again := w.submit(lines...)
+	if first.Failed+first.Rejected+again.Failed+again.Rejected != 0 || first.Executed+first.Replayed != transfers || again.Replayed != transfers {
+		t.Errorf("first %+v, then %+v: want %d executed and then replayed", first, again, transfers)
+	}
+	report := w.audit()
+	paid, pending := w.balance(payer)
+	got, _ := w.balance(receiver)
+	if paid != deposit-transfers*amount || got != transfers*amount || pending != 0 {
+		t.Errorf("payer holds %d, receiver %d, %d transfers pending: want %d and %d", paid, got, pending, deposit-transfers*amount, transfers*amount)
+	}
+	t.Logf("%s: %s %s; %d keys, %d effects, %d events applied, nothing lost or doubled", c.Boundary, victim, c.Outcomes[action], report.Keys, report.Effects, report.Applied)
 }
 
 func (w *town) drain(node string, undo bool) {
@@ -262,24 +396,42 @@ func (w *town) drain(node string, undo bool) {
 	}
 }
 
-// TestCrashWhileKeysExpire kills a node in the flush that drops forgotten keys.
-func TestCrashWhileKeysExpire(t *testing.T) {
+// TestPointsWhileKeysExpire: deposits go on, and are counted, whatever happens in
+// the flush that drops forgotten keys.
+func TestPointsWhileKeysExpire(t *testing.T) {
 	w := newTown(t, "--window", "2s", "--retry-horizon", "1s")
-	victim := w.leader("a")
-	w.arm(victim, fault.Expiry)
-	for i := 0; w.nodes.Running(victim); i++ {
-		if i == 200 {
-			t.Fatal("no key was forgotten")
-		}
-		w.submit(command("a", fmt.Sprint("k", i), `Deposit","amountMinor":1`))
-		if amount, _ := w.balance("a"); amount != int64(i+1) {
-			t.Fatalf("%d deposits make %d", i+1, amount)
+	deposits := 0
+	one := func() {
+		w.submit(command("a", fmt.Sprint("k", deposits), `Deposit","amountMinor":1`))
+		deposits++
+		if amount, _ := w.balance("a"); amount != int64(deposits) {
+			t.Fatalf("%d deposits make %d", deposits, amount)
 		}
 	}
-	w.awaitCrash(victim, fault.Expiry)
-	if err := w.nodes.Start(victim); err != nil {
-		t.Fatal(err)
+	for _, c := range faults.Cases() {
+		if c.Victim != faults.Idle {
+			continue
+		}
+		for _, action := range fault.Actions() {
+			t.Run(fmt.Sprintf("%s/%s", c.Point, action), func(t *testing.T) {
+				w.t = t
+				one()
+				victim := w.leader("a")
+				before := w.acted(victim, c.Point, action)
+				w.arm(victim, c.Point, action)
+				for i := 0; w.acted(victim, c.Point, action) <= before; i++ {
+					if i == 200 {
+						t.Fatal("no key was forgotten")
+					}
+					one()
+				}
+				load := make(chan struct{})
+				close(load)
+				one()
+				w.outlast(victim, "a", c.Point, action, c.Outcomes[action], load)
+				one()
+				w.audit()
+			})
+		}
 	}
-	w.ready()
-	w.audit()
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,6 +48,24 @@ var hunts = []hunt{
 	{mutant.ReadBarrier, "actors", "TestRead$"},
 }
 
+// worlds are the safeguards without which the simulation fails, and the number of
+// seeds among which some do. The others stand behind another safeguard that holds.
+var worlds = []struct {
+	safeguard mutant.Safeguard
+	seeds     int
+}{
+	{mutant.Version, 40},
+	{mutant.SendBeforeMark, 20},
+	{mutant.OutputGate, 20},
+	{mutant.TermStart, 60},
+	{mutant.ReadBarrier, 400},
+	{mutant.IndexWithContent, 60},
+	{mutant.DropAtRestore, 200},
+	{mutant.Sync, 200},
+	{mutant.LogFloor, 40},
+	{mutant.Term, 2000},
+}
+
 // patience bounds one run. A test that hangs without a safeguard has noticed, but
 // says less than one that fails.
 const patience = 20 * time.Second
@@ -80,6 +99,57 @@ func TestEverySafeguardIsMissedWhenItIsOff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The simulation notices too, and the seed that did fails again in the same way.
+func TestSimulationMissesSafeguards(t *testing.T) {
+	binary := build(t, "test/sim")
+	if output, err := simulate(t, binary, "", "SIM_SEEDS=40"); err != nil {
+		t.Fatalf("worlds must pass with all safeguards: %v\n%s", err, output)
+	}
+	for _, w := range worlds {
+		t.Run(strings.ReplaceAll(string(w.safeguard), " ", "-"), func(t *testing.T) {
+			output, _ := simulate(t, binary, w.safeguard, fmt.Sprint("SIM_SEEDS=", w.seeds))
+			failed := failedSeed.FindStringSubmatch(output)
+			if failed == nil {
+				t.Fatalf("%d worlds without the %s do not fail:\n%s", w.seeds, w.safeguard, output)
+			}
+			seed, trace := failed[1], traceOf(output, failed[1])
+			again, _ := simulate(t, binary, w.safeguard, "SIM_SEED="+seed, "SIM_COUNT=20")
+			same := strings.Count(again, "seed "+seed+", trace "+trace)
+			if trace == "" || same == 0 {
+				t.Errorf("seed %s does not fail again with trace %s:\n%s", seed, trace, again)
+			}
+			t.Logf("without the %s: seed %s fails; of 20 runs more %d with the same trace %s; %s", w.safeguard, seed, same, trace, reason(output, seed))
+		})
+	}
+}
+
+var failedSeed = regexp.MustCompile(`again: SIM_SEED=(\d+)`)
+
+// traceOf is the hash of the history of a seed.
+func traceOf(output, seed string) string {
+	if m := regexp.MustCompile(`seed ` + seed + `, trace ([0-9a-f]+)`).FindStringSubmatch(output); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// reason is the first thing that was wrong in a world.
+func reason(output, seed string) string {
+	return regexp.MustCompile(`seed ` + seed + ` at [^\n]{0,160}`).FindString(output)
+}
+
+// simulate runs worlds until one fails.
+func simulate(t *testing.T, binary string, off mutant.Safeguard, env ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^TestSeeds$", "-test.failfast")
+	cmd.Dir = filepath.Join("..", "sim")
+	cmd.Env = append(append(os.Environ(), mutant.Variable+"="+string(off)), env...)
+	output, err := cmd.CombinedOutput()
+	return string(output), err
 }
 
 // build makes the test binary of a package; the mutant is chosen when it runs.

@@ -34,7 +34,7 @@ func TestHotEntity(t *testing.T) {
 	if os.Getenv("WRIT_LONG") != "" {
 		length = 2 * time.Minute
 	}
-	dir := t.TempDir()
+	dir := memory(t)
 	synctest.Test(t, func(t *testing.T) {
 		k := entity.NewKind[*wrapperspb.Int64Value]("busy")
 		entity.Handle(k, func(_ *entity.Context, s *wrapperspb.Int64Value, cmd *wrapperspb.BoolValue) (*wrapperspb.Int64Value, error) {
@@ -45,14 +45,13 @@ func TestHotEntity(t *testing.T) {
 			return s, nil
 		})
 		w := newWorld(t, 1, dir, settings{
-			kinds: []entity.Definer{k}, flush: 10 * time.Second, change: func(*actors.Config) {},
+			kinds: []entity.Definer{k}, flush: 10 * time.Second, calm: true, change: func(*actors.Config) {},
 			way: func(context.Context, *nodev1.DeliverRequest, deliverFunc) (*nodev1.DeliverResponse, error) {
 				return nil, errors.New("no events here")
 			},
 		})
-		w.calm = true
-		w.groups[near].elect(0)
-		w.groups[far].elect(1)
+		w.appoint(0, near)
+		w.appoint(1, far)
 
 		alone := w.others("alone", 10*time.Second)
 		var load sync.WaitGroup
@@ -75,13 +74,14 @@ func TestHotEntity(t *testing.T) {
 	})
 }
 
-// busy submits a command to an entity of the shard near.
-func (w *world) busy(id, key string, slow bool) error {
+// give submits a command to an entity of the shard near.
+func (w *world) give(id, key string, slow bool) error {
 	command, err := anypb.New(&wrapperspb.BoolValue{Value: slow})
 	if err != nil {
 		panic(err)
 	}
-	_, err = w.nodes[0].rt.Forward(context.Background(), &nodev1.ForwardRequest{
+	rt, _ := w.nodes[0].process()
+	_, err = rt.Forward(context.Background(), &nodev1.ForwardRequest{
 		Shard: near, Tenant: "t", Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
 			Entity: &writv1.EntityRef{Kind: "busy", Id: id}, IdempotencyKey: key, Command: command,
 		}},
@@ -98,7 +98,7 @@ func (w *world) others(round string, length time.Duration) (all []time.Duration)
 		wg.Go(func() {
 			for n := 0; time.Now().Before(end); n++ {
 				began := time.Now()
-				if err := w.busy(id, fmt.Sprint(round, n), false); err != nil {
+				if err := w.give(id, fmt.Sprint(round, n), false); err != nil {
 					w.t.Errorf("%s: %v", id, err)
 					return
 				}
@@ -121,7 +121,7 @@ func (w *world) overload(length time.Duration, executed, refused *int) {
 	for tick := range int(length / hotEvery) {
 		for i := range hotBurst {
 			wg.Go(func() {
-				err := w.busy(id, fmt.Sprint(tick, "-", i), true)
+				err := w.give(id, fmt.Sprint(tick, "-", i), true)
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				var e *entity.Error

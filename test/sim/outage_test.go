@@ -19,7 +19,6 @@ import (
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
-	"writ/sharding"
 )
 
 const (
@@ -61,7 +60,7 @@ func (o *outage) kinds(slow time.Duration) []entity.Definer {
 		o.mu.Lock()
 		away, late := o.away, time.Duration(time.Now().UnixNano()-at.GetValue())
 		switch {
-		case shardOfRef(c.Self()) == near:
+		case locate(c.Self()) == near:
 			o.near = append(o.near, late)
 		case !absent(c.ID()):
 			o.beside = append(o.beside, late)
@@ -97,13 +96,11 @@ var busySource = shardID("source", near, "busy")
 func shardID(kind string, shard uint32, begin string) string {
 	for i := 0; ; i++ {
 		id := fmt.Sprintf("%s-%d", begin, i)
-		if shardOfRef(entity.Ref{Tenant: "t", Kind: kind, ID: id}) == shard {
+		if locate(entity.Ref{Tenant: "t", Kind: kind, ID: id}) == shard {
 			return id
 		}
 	}
 }
-
-func shardOfRef(ref entity.Ref) uint32 { return sharding.Locate(shards, ref) }
 
 // ways are how a consumer can be away.
 type way struct {
@@ -114,10 +111,11 @@ type way struct {
 }
 
 func ways() map[string]way {
-	lead := func(o *outage) { o.groups[far].elect(1) }
+	lose := func(o *outage) { o.silence(far, true) }
+	lead := func(o *outage) { o.silence(far, false); o.appoint(1, far) }
 	nothing := func(*outage) {}
 	return map[string]way{
-		"its shard has no leader": {shard: true, begin: func(o *outage) { o.groups[far].lose(1) }, end: lead},
+		"its shard has no leader": {shard: true, begin: lose, end: lead},
 		"its node says nothing": {shard: true, begin: nothing, end: nothing, call: func(ctx context.Context) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -166,11 +164,11 @@ func TestOutage(t *testing.T) {
 
 func runOutage(t *testing.T, how way) (got ranOutage) {
 	t.Helper()
-	dir := t.TempDir()
+	dir := memory(t)
 	synctest.Test(t, func(t *testing.T) {
 		o := &outage{turns: map[string]int{}}
 		o.world = newWorld(t, 1, dir, settings{
-			kinds: o.kinds(how.slow), flush: 10 * time.Second,
+			kinds: o.kinds(how.slow), flush: 10 * time.Second, calm: true,
 			change: func(*actors.Config) {}, // as in production
 			way: func(ctx context.Context, req *nodev1.DeliverRequest, send deliverFunc) (*nodev1.DeliverResponse, error) {
 				if away := o.note(req, how.shard); away && how.call != nil {
@@ -179,9 +177,8 @@ func runOutage(t *testing.T, how way) (got ranOutage) {
 				return send()
 			},
 		})
-		o.calm = true
-		o.groups[near].elect(0)
-		o.groups[far].elect(1)
+		o.appoint(0, near)
+		o.appoint(1, far)
 		got = o.run(how)
 		o.end()
 	})
@@ -194,7 +191,7 @@ func (o *outage) note(req *nodev1.DeliverRequest, whole bool) bool {
 	if !absent(to.GetId()) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return o.away && whole && shardOfRef(entity.Ref{Tenant: to.GetTenant(), Kind: to.GetKind(), ID: to.GetId()}) == far
+		return o.away && whole && locate(entity.Ref{Tenant: to.GetTenant(), Kind: to.GetKind(), ID: to.GetId()}) == far
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -222,21 +219,24 @@ func (o *outage) run(how way) ranOutage {
 	for range outageTime / time.Minute { // leaders elsewhere come and go
 		pause(time.Minute)
 		for _, n := range o.nodes {
-			n.rt.RoutesChanged()
+			rt, _ := n.process()
+			rt.RoutesChanged()
 		}
 	}
+	back := time.Now()
 	o.set(false)
 	how.end(o)
-	back := time.Now()
 	drained := time.Duration(0)
 	for o.backlog(sources) > 1 { // what is emitted now is on its way
+		if time.Since(back) > patience {
+			o.fail("the lanes do not drain")
+			break
+		}
 		pause(20 * time.Millisecond)
 	}
 	drained = time.Since(back)
 	load.Wait()
-	for o.pending() > 0 {
-		pause(20 * time.Millisecond)
-	}
+	o.rest()
 	return o.judgeOutage(sources, rows, drained)
 }
 
@@ -254,7 +254,8 @@ func (o *outage) emit(source string, first, pace time.Duration) (n int) {
 	}
 	pause(first)
 	for time.Since(o.began) < outageLoad {
-		_, err := o.nodes[0].rt.Forward(context.Background(), &nodev1.ForwardRequest{
+		rt, _ := o.nodes[0].process()
+		_, err := rt.Forward(context.Background(), &nodev1.ForwardRequest{
 			Shard: near, Tenant: "t", Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
 				Entity: &writv1.EntityRef{Kind: "source", Id: source}, IdempotencyKey: fmt.Sprint(n), Command: command,
 			}},
@@ -272,9 +273,9 @@ func (o *outage) emit(source string, first, pace time.Duration) (n int) {
 // backlog is the longest of all lanes to the consumers that were away.
 func (o *outage) backlog(sources []string) (most uint64) {
 	for _, id := range sources {
-		lanes, err := o.nodes[0].store(near).Lanes(entity.Ref{Tenant: "t", Kind: "source", ID: id})
+		lanes, err := o.nodes[0].peer(near).store.Lanes(entity.Ref{Tenant: "t", Kind: "source", ID: id})
 		if err != nil {
-			o.t.Fatal(err)
+			o.fail("lanes of %s: %v", id, err)
 		}
 		for to, lane := range lanes {
 			if absent(to.ID) {
@@ -294,8 +295,8 @@ func (o *outage) judgeOutage(sources []string, rows []int, drained time.Duration
 	}
 	o.wantApplied(shardID("consumer", far, "away-busy"), rows[0])
 	o.wantApplied(shardID("consumer", far, "away-side"), all-rows[0])
-	for s, g := range o.groups {
-		o.audit(uint32(s), g)
+	for s := range uint32(shards) {
+		o.audit(s)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -313,14 +314,16 @@ func (o *outage) judgeOutage(sources []string, rows []int, drained time.Duration
 // wantApplied: a consumer's version is the number of its records, one for each row.
 func (o *outage) wantApplied(id string, n int) {
 	ref := entity.Ref{Tenant: "t", Kind: "consumer", ID: id}
-	s := shardOfRef(ref)
-	rec, err := o.nodes[s].store(s).Entity(ref)
+	s := locate(ref)
+	rec, err := o.nodes[s].peer(s).store.Entity(ref)
 	if err != nil {
-		o.t.Fatal(err)
+		o.fail("read %v: %v", ref, err)
+		return
 	}
 	v := &wrapperspb.Int64Value{}
 	if err := proto.Unmarshal(rec.GetState().GetData(), v); err != nil {
-		o.t.Fatal(err)
+		o.fail("read %v: %v", ref, err)
+		return
 	}
 	if int(v.GetValue()) != n || int(rec.GetVersion()) != n {
 		o.t.Errorf("%v has applied %d rows in %d records, want %d", ref, v.GetValue(), rec.GetVersion(), n)

@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,9 +17,9 @@ import (
 	"writ/actors"
 	"writ/actors/account"
 	"writ/actors/entity"
-	"writ/persistence"
 	nodev1 "writ/proto/writ/node/v1"
 	"writ/sharding"
+	"writ/test/check"
 )
 
 const (
@@ -34,22 +35,31 @@ type world struct {
 	registry *entity.Registry
 	settings settings
 	nodes    []*node
-	groups   []*group
+	ledgers  [shards]*ledger
+	history  *check.History
 	began    time.Time
+	slow     bool           // disks
+	busy     bool           // processors
+	wg       sync.WaitGroup // messages on their way, and what leases do
 
 	mu     sync.Mutex
 	chance map[string]*rand.Rand // a stream of choices for each thing that has some
 	cut    [nodes][nodes]bool    // from, to
+	mute   [shards]bool          // whose replicas do not hear each other
+	hint   [shards]int           // who is believed to lead
 	calm   bool                  // no more faults
-	wg     sync.WaitGroup        // messages on their way
 	tally  map[string]int
+	trace  uint64
 }
 
 // settings are what a world may have otherwise than TestSeeds.
 type settings struct {
 	kinds  []entity.Definer
-	flush  time.Duration
 	change func(*actors.Config)
+	// calm: no faults, and disks and processors that are never slow.
+	calm bool
+	// flush is the interval of flushes, 0 as the dice say.
+	flush time.Duration
 	// way comes between a relay and the network, on the sending node.
 	way func(ctx context.Context, req *nodev1.DeliverRequest, send deliverFunc) (*nodev1.DeliverResponse, error)
 }
@@ -58,7 +68,7 @@ type deliverFunc func() (*nodev1.DeliverResponse, error)
 
 func faultySettings() settings {
 	return settings{
-		kinds: account.Kinds(), flush: 250 * time.Millisecond,
+		kinds: account.Kinds(),
 		change: func(c *actors.Config) {
 			c.SendTimeout = time.Second
 			c.Retry = actors.Retry{First: 20 * time.Millisecond, Most: time.Second, Steady: true}
@@ -70,34 +80,49 @@ func faultySettings() settings {
 	}
 }
 
-// node is one process; a crash replaces all but its number and its files.
-type node struct {
-	world  *world
-	number int
-
-	mu     sync.Mutex
-	up     bool
-	rt     *actors.Runtime
-	stores []*persistence.Store
-	closed chan struct{} // by a crash: who waits for this process waits in vain
-}
-
 func newWorld(t *testing.T, seed uint64, dir string, s settings) *world {
 	t.Helper()
-	w := &world{t: t, seed: seed, dir: dir, settings: s, chance: map[string]*rand.Rand{}, tally: map[string]int{}, began: time.Now()}
+	w := &world{
+		t: t, seed: seed, dir: dir, settings: s, calm: s.calm, chance: map[string]*rand.Rand{}, tally: map[string]int{},
+		began: time.Now(), history: check.NewHistory(),
+	}
+	w.slow = w.lucky(w.dice("disks"), 4)
+	w.busy = w.lucky(w.dice("processors"), 4)
 	var err error
 	if w.registry, err = entity.NewRegistry(s.kinds...); err != nil {
 		t.Fatal(err)
 	}
 	for s := range shards {
-		w.groups = append(w.groups, newGroup(w, uint32(s)))
+		w.ledgers[s] = newLedger()
 	}
 	for n := range nodes {
-		node := &node{world: w, number: n}
-		w.nodes = append(w.nodes, node)
-		node.start()
+		w.nodes = append(w.nodes, newNode(w, n))
+	}
+	for _, n := range w.nodes {
+		n.start()
 	}
 	return w
+}
+
+// fail says what is wrong.
+func (w *world) fail(format string, args ...any) {
+	what := strings.ReplaceAll(fmt.Sprintf(format, args...), w.dir, "") // another folder is no other history
+	w.note("%s", what)
+	w.t.Errorf("seed %d at %v: %s", w.seed, time.Since(w.began), what)
+}
+
+// note adds an event to the trace of the world. The trace is a sum over the events
+// and their times: what happens at one instant has no order.
+func (w *world) note(format string, args ...any) {
+	at, what := time.Since(w.began), fmt.Sprintf(format, args...)
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%d %s", at, what) // never fails
+	w.mu.Lock()
+	w.trace += h.Sum64()
+	w.mu.Unlock()
+	if os.Getenv("SIM_TRACE") != "" {
+		w.t.Logf("%12v %s", at, what)
+	}
 }
 
 // dice is the stream of choices of one thing. Streams do not share numbers, so
@@ -108,12 +133,17 @@ func (w *world) dice(format string, args ...any) *rand.Rand {
 	defer w.mu.Unlock()
 	r := w.chance[name]
 	if r == nil {
-		h := fnv.New64a()
-		_, _ = h.Write([]byte(name)) // never fails
-		r = rand.New(rand.NewPCG(w.seed, h.Sum64()))
+		r = w.fresh(name)
 		w.chance[name] = r
 	}
 	return r
+}
+
+// fresh is the beginning of a stream.
+func (w *world) fresh(name string) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name)) // never fails
+	return rand.New(rand.NewPCG(w.seed, h.Sum64()))
 }
 
 // roll draws from a stream.
@@ -123,118 +153,75 @@ func (w *world) roll(r *rand.Rand, n int) int {
 	return r.IntN(n)
 }
 
-// luck is true once in n, unless the world has calmed down.
-func (w *world) luck(r *rand.Rand, n int) bool {
-	hit := w.roll(r, n) == 0
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return hit && !w.calm
+// span is a time below most: to the nanosecond, so that two things rarely happen at
+// one instant, where Go would choose their order.
+func (w *world) span(r *rand.Rand, most time.Duration) time.Duration {
+	return time.Duration(w.roll(r, int(most)))
 }
 
-func (w *world) count(what string) {
+// lucky is true once in n, unless the world has calmed down.
+func (w *world) lucky(r *rand.Rand, n int) bool {
 	w.mu.Lock()
-	w.tally[what]++
+	defer w.mu.Unlock()
+	return r.IntN(n) == 0 && !w.calm
+}
+
+func (w *world) count(what string) { w.tell(what, 1) }
+
+func (w *world) tell(what string, n int) {
+	w.mu.Lock()
+	w.tally[what] += n
 	w.mu.Unlock()
+}
+
+func report(tally map[string]int) string {
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(tally)) {
+		parts = append(parts, fmt.Sprintf("%s %d", what, tally[what]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// wait is a pause that an end cuts short.
+func wait(end <-chan struct{}, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-end:
+	}
 }
 
 func pause(d time.Duration) { <-time.After(d) }
 
-func (n *node) path(shard int) string {
-	return filepath.Join(n.world.dir, fmt.Sprintf("n%d-s%d", n.number, shard))
+func (w *world) setHint(shard uint32, node int) {
+	w.mu.Lock()
+	w.hint[shard] = node
+	w.mu.Unlock()
 }
 
-// start opens the files, replays the log behind them, and starts the runtime.
-func (n *node) start() {
-	w := n.world
-	cfg := actors.Config{
-		Node: fmt.Sprint("n", n.number), Registry: w.registry, Shards: func() uint32 { return shards }, Courier: &courier{w, n.number},
-		Logger: slog.New(slog.DiscardHandler),
-	}
-	w.settings.change(&cfg)
-	rt, err := actors.New(cfg)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	var stores []*persistence.Store
-	for i, r := range sharding.Split(shards) {
-		cfg := persistence.Config{
-			Path: n.path(i), ClusterID: "sim", Shard: uint32(i), Range: r, Epoch: 1, Generation: uint64(n.number + 1),
-			GenerationWidth: time.Hour, FlushInterval: w.settings.flush,
-			OnFailure: func(err error) { w.t.Errorf("seed %d: store failed: %v", w.seed, err) },
-		}
-		open := persistence.Open
-		if _, err := os.Stat(cfg.Path); errors.Is(err, os.ErrNotExist) {
-			open = persistence.Create
-		}
-		s, err := open(cfg)
-		if err != nil {
-			w.t.Fatalf("seed %d: n%d shard %d: %v", w.seed, n.number, i, err)
-		}
-		stores = append(stores, s)
-	}
-	n.mu.Lock()
-	n.rt, n.stores, n.up, n.closed = rt, stores, true, make(chan struct{})
-	n.mu.Unlock()
-	for i, s := range stores {
-		w.groups[i].replay(n.number)
-		if err := rt.Open(uint32(i), s); err != nil {
-			w.t.Fatal(err)
-		}
-	}
+func (w *world) hinted(shard uint32) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.hint[shard]
 }
 
-// crash ends the process: its files stay as they were flushed last.
-func (n *node) crash() {
-	w := n.world
-	n.mu.Lock()
-	n.up = false
-	rt, stores := n.rt, n.stores
-	close(n.closed)
-	n.mu.Unlock()
-	files := make([][]byte, shards)
-	for i := range stores {
-		w.groups[i].mu.Lock() // nothing is applied meanwhile
-		var err error
-		if files[i], err = os.ReadFile(n.path(i)); err != nil {
-			w.t.Error(err)
-		}
-		w.groups[i].mu.Unlock()
-		w.groups[i].lose(n.number)
-	}
-	n.end(rt, stores)
-	for i, content := range files {
-		if err := os.WriteFile(n.path(i), content, 0o600); err != nil {
-			w.t.Error(err)
+// whole reports whether all nodes can serve.
+func (w *world) whole() bool {
+	for _, n := range w.nodes {
+		if n.broken {
+			return false
 		}
 	}
-	w.count("crashes")
+	return true
 }
 
-func (n *node) end(rt *actors.Runtime, stores []*persistence.Store) {
-	if err := rt.Close(context.Background()); err != nil {
-		n.world.t.Error(err)
+// guess is where a message for the shard's leader is sent: mostly to the leader.
+func (w *world) guess(shard uint32, dice *rand.Rand) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if dice.IntN(10) == 0 && !w.settings.calm {
+		return dice.IntN(nodes)
 	}
-	for _, s := range stores {
-		if err := s.Close(); err != nil {
-			n.world.t.Error(err)
-		}
-	}
-}
-
-// process is the running process of a node, nil if there is none.
-func (n *node) process() (*actors.Runtime, <-chan struct{}) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.up {
-		return nil, nil
-	}
-	return n.rt, n.closed
-}
-
-func (n *node) store(shard uint32) *persistence.Store {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.stores[shard]
+	return w.hint[shard]
 }
 
 // reach reports whether messages get from one node to another.
@@ -246,34 +233,55 @@ func (w *world) reach(from, to int) bool {
 	return rt != nil && (from == to || !cut)
 }
 
-// majority reports whether a node hears from and is heard by most.
-func (w *world) majority(n int) bool {
-	count := 0
-	for other := range nodes {
-		if w.reach(n, other) && w.reach(other, n) {
-			count++
-		}
+func (w *world) cutOff(a, b int, both bool) {
+	if a == b {
+		return
 	}
-	return count > nodes/2
+	w.note("cut %d to %d, both ways %v", a, b, both)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut[a][b] = true
+	w.cut[b][a] = w.cut[b][a] || both
+	w.tally["links cut"]++
+}
+
+// silence keeps the replicas of a shard from hearing each other, so that none can
+// lead, or ends that.
+func (w *world) silence(shard uint32, mute bool) {
+	w.mu.Lock()
+	w.mute[shard] = mute
+	w.mu.Unlock()
+}
+
+func (w *world) silent(shard uint32) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mute[shard]
+}
+
+func (w *world) join() {
+	w.mu.Lock()
+	w.cut = [nodes][nodes]bool{}
+	w.mu.Unlock()
 }
 
 var errNetwork = errors.New("the network")
 
-// carry runs one message from one node to another: late, lost, twice, or with its
-// answer lost. Later messages may overtake it.
+// carry runs one call from one node to another: late, lost, twice, or with its
+// answer lost. Later calls may overtake it.
 func (w *world) carry(ctx context.Context, dice *rand.Rand, from, to int, call func(context.Context) error) error {
-	pause(time.Duration(100+w.roll(dice, 5000)) * time.Microsecond)
-	if w.luck(dice, 20) {
-		pause(time.Duration(w.roll(dice, 400)) * time.Millisecond)
+	pause(100*time.Microsecond + w.span(dice, 3*time.Millisecond))
+	if w.lucky(dice, 20) {
+		pause(w.span(dice, 400*time.Millisecond))
 	}
-	if !w.reach(from, to) || w.luck(dice, 25) {
-		w.count("messages lost")
+	if !w.reach(from, to) || w.lucky(dice, 25) {
+		w.count("calls lost")
 		<-ctx.Done()
 		return errNetwork
 	}
-	if w.luck(dice, 10) {
-		w.count("messages doubled")
-		late := time.Duration(w.roll(dice, 600)) * time.Millisecond
+	if w.lucky(dice, 10) {
+		w.count("calls doubled")
+		late := w.span(dice, 600*time.Millisecond)
 		w.wg.Go(func() {
 			pause(late)
 			if w.reach(from, to) {
@@ -294,7 +302,8 @@ func (w *world) carry(ctx context.Context, dice *rand.Rand, from, to int, call f
 		}
 	})
 	err := call(ctx)
-	if w.luck(dice, 25) || !w.reach(to, from) {
+	pause(100*time.Microsecond + w.span(dice, time.Millisecond))
+	if w.lucky(dice, 25) || !w.reach(to, from) {
 		w.count("answers lost")
 		return errNetwork
 	}
@@ -314,9 +323,12 @@ func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*nod
 func (c *courier) send(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
 	w := c.world
 	source, destination := req.GetRows()[0].GetSource(), req.GetRows()[0].GetDestination()
-	dice := w.dice("lane %d %s %s %d", c.from, source.GetId(), destination.GetId(), req.GetRows()[0].GetLaneSequence())
+	// A relay that ends while rows are told to it may send them and be followed at
+	// once by another that sends them again, or not send them: both have one luck.
+	dice := w.fresh(fmt.Sprint(c.from, source.GetKind(), source.GetId(), destination.GetKind(), destination.GetId(),
+		req.GetRows()[0].GetLaneSequence(), time.Since(w.began)))
 	shard := sharding.Locate(shards, entity.Ref{Tenant: destination.GetTenant(), Kind: destination.GetKind(), ID: destination.GetId()})
-	to := w.groups[shard].guess(dice)
+	to := w.guess(shard, dice)
 	got := make(chan *nodev1.DeliverResponse, 2)
 	err = w.carry(ctx, dice, c.from, to, func(ctx context.Context) error {
 		rt, _ := w.nodes[to].process()

@@ -1,4 +1,4 @@
-package chaos
+package check
 
 import (
 	"errors"
@@ -35,10 +35,10 @@ func (f *findings) err() error {
 	return errors.Join(f.errs...)
 }
 
-// CheckReplays compares the history with the answers that the same commands got
+// Replays compares the history with the answers that the same commands got
 // when they were all sent once more: each must be a replay, equal to the first
 // answer. It must see the history before Resolve.
-func CheckReplays(ops []Op, again map[string]Answer) error {
+func Replays(ops []Op, again map[string]Answer) error {
 	var f findings
 	for _, op := range ops {
 		if op.Key == "" {
@@ -64,9 +64,9 @@ func CheckReplays(ops []Op, again map[string]Answer) error {
 	return f.err()
 }
 
-// CheckVersions checks that no two commands of one entity were decided at the
+// Versions checks that no two commands of one entity were decided at the
 // same version: each was decided once, one after the other.
-func CheckVersions(ops []Op) error {
+func Versions(ops []Op) error {
 	type place struct {
 		account string
 		version uint64
@@ -130,9 +130,9 @@ func step(s register, op Op) (bool, register) {
 	return false, s
 }
 
-// CheckLinearizable checks the history of each given register: there must be an
+// Linearizable checks the history of each given register: there must be an
 // order of its operations that agrees with real time and with every answer.
-func CheckLinearizable(ops []Op, registers []string, limit time.Duration) error {
+func Linearizable(ops []Op, registers []string, limit time.Duration) error {
 	var f findings
 	model := porcupine.Model{
 		Init: func() any { return register{} },
@@ -199,11 +199,11 @@ func Expected(ops []Op) (map[string]int64, error) {
 	return balances, f.err()
 }
 
-// CheckConservation compares the stored balances and the statement with what
+// Conservation compares the stored balances and the statement with what
 // was executed, once all events have arrived: each account holds exactly what
 // its commands and incoming transfers say, nothing is in flight, and the
 // statement has every posting once.
-func CheckConservation(ops []Op, stored map[string]Balance, statement *accountv1.Statement) error {
+func Conservation(ops []Op, stored map[string]Balance, statement *accountv1.Statement) error {
 	expected, err := Expected(ops)
 	if err != nil {
 		return err
@@ -251,7 +251,7 @@ func checkStatement(f *findings, ops []Op, total int64, s *accountv1.Statement) 
 		case Read:
 		}
 	}
-	sum := s.GetByCurrency()[currency]
+	sum := s.GetByCurrency()[Currency]
 	if sum.GetAmountMinor() != total {
 		f.add("the statement says %d, the accounts hold %d", sum.GetAmountMinor(), total)
 	}
@@ -260,7 +260,7 @@ func checkStatement(f *findings, ops []Op, total int64, s *accountv1.Statement) 
 	}
 	var byDay int64
 	for _, day := range s.GetByDay() {
-		byDay += day.GetByCurrency()[currency].GetAmountMinor()
+		byDay += day.GetByCurrency()[Currency].GetAmountMinor()
 	}
 	if byDay != sum.GetAmountMinor() {
 		f.add("the statement's days sum up to %d, its total is %d", byDay, sum.GetAmountMinor())
