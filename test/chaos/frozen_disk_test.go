@@ -35,12 +35,10 @@ func TestProcessFrozenDisk(t *testing.T) {
 	cases := []struct {
 		name   string
 		points []string
-		limit  time.Duration // until all shards are led elsewhere
 	}{
-		// The watchdog's limit of 5 s or 10 s, and an election.
-		{"all", []string{"before-append", "before-flush"}, 12 * time.Second},
-		{"shard files", []string{"before-flush"}, 17 * time.Second},
-		{"log", []string{"before-append"}, 12 * time.Second},
+		{"all", []string{"before-append", "before-flush"}},
+		{"shard files", []string{"before-flush"}},
+		{"log", []string{"before-append"}},
 	}
 	for _, c := range cases[:pick(2, 3)] {
 		t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
@@ -62,9 +60,9 @@ func TestProcessFrozenDisk(t *testing.T) {
 				r.arm(node, point, "hold")
 			}
 			begin := time.Now()
-			moving, cancel := context.WithTimeout(ctx, c.limit)
-			_, err = r.links.Leaders(moving, others(r.cluster, node))
-			cancel()
+			// The watchdog's limit of 5 s or 10 s, and an election; on a busy machine the
+			// two that are left may need several.
+			_, err = r.links.Leaders(within(t, 45*time.Second), others(r.cluster, node))
 			must(t, err)
 			t.Logf("%s frozen: every shard is led elsewhere after %v", node, time.Since(begin).Round(time.Millisecond))
 

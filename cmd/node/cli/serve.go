@@ -46,7 +46,7 @@ type clusterFlags struct {
 }
 
 // drainTimeout bounds an orderly stop; after it the process ends all the same.
-const drainTimeout = 9 * time.Second
+const drainTimeout = 8 * time.Second
 
 // Run implements the subcommand.
 func (c *serveCommand) Run(ctx context.Context, kinds definers, std streams) error {
