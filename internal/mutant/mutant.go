@@ -54,7 +54,7 @@ const (
 func All() []Safeguard {
 	return []Safeguard{
 		Term, Version, Lane, Applied, Key, SendBeforeMark, OutputGate, TermStart, ReadBarrier, IndexWithContent,
-		DropAtRestore, MonotonicTime, Sync, LogFloor, InFlightKey, EpochAlone, ActiveFormat, Attempt,
+		DropAtRestore, MonotonicTime, Sync, LogFloor, InFlightKey, EpochAlone, ActiveFormat, Attempt, SkipThere,
 	}
 }
 

@@ -33,6 +33,7 @@ type group struct {
 
 	suspended atomic.Bool
 	hanging   atomic.Pointer[string] // what hangs, as the watchdog saw it last
+	ledFlush  bool                   // the watchdog's: it led when a flush was found to hang, and stays away
 	// What the watchdog needs of the owner.
 	onSuspend   func() // ends the lease; may be nil
 	leads       func() bool

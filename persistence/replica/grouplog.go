@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"writ/internal/fault"
+	"writ/internal/format"
 	"writ/internal/mutant"
 )
 
@@ -123,6 +124,7 @@ func (l *groupLog) GetLog(index uint64, entry *raft.Log) error {
 		return nil
 	}
 	found := false
+	var newer *format.NewerError // of a format to come: the log is sound, this program is too old for one shard
 	l.node.must("read log", func() error {
 		value, closer, err := l.node.db.Get(l.key.log(index))
 		if errors.Is(err, pebble.ErrNotFound) {
@@ -134,8 +136,14 @@ func (l *groupLog) GetLog(index uint64, entry *raft.Log) error {
 		found = true
 		err = parseEntry(value, index, entry)
 		_ = closer.Close()
+		if errors.As(err, &newer) {
+			return nil
+		}
 		return wrap(fmt.Sprintf("shard %d index %d", l.key.shard, index), err)
 	})
+	if newer != nil {
+		l.die(newer)
+	}
 	if !found {
 		if first, last := l.bounds(); first <= index && index <= last {
 			l.die(fmt.Errorf("the log has no entry %d though it runs from %d to %d", index, first, last))

@@ -127,7 +127,7 @@ func (h *Host) Open(c ShardConfig) error {
 		stop: make(chan struct{}), state: Opening,
 	}
 	r.closing = sync.OnceValue(r.closeNow)
-	r.onSuspend = r.endLease
+	r.onSuspend = func() { r.endLease(errSuspended) }
 	r.leads = func() bool { return r.Lease() != nil }
 	r.flushes.born = time.Now()
 	r.flushingFor = r.flushes.age
@@ -184,6 +184,11 @@ func (h *Host) Reopen(c ShardConfig) error {
 	if !r.closed.Load() || !r.ended.Load() {
 		return fmt.Errorf("reopen shard %d: the failed replica has not ended: restart the process", c.Shard)
 	}
+	h.mu.Lock()
+	if !slices.Contains(h.kept, r.key) {
+		h.kept = append(h.kept, r.key) // the group may need its vote, should it not open
+	}
+	h.mu.Unlock()
 	h.forget(r)
 	return h.Open(c)
 }

@@ -36,7 +36,7 @@ func (f *metaFSM) Apply(l *raft.Log) any {
 	if newer := format.Check("the command", command.GetFormat()); newer != nil {
 		err = newer
 	}
-	if err == nil {
+	if err == nil && command.GetBaseVersion() == f.state.Load().GetVersion() { // else it has no effect
 		err = readable(command.GetNext())
 	}
 	if err != nil {

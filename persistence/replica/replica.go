@@ -286,13 +286,13 @@ func (r *Replica) storeConfig() persistence.Config {
 // fail takes the replica out of its group. It does not block.
 func (r *Replica) fail(err error) {
 	r.stand(Failed, err.Error())
-	r.endLease()
+	r.endLease(errFailed)
 	r.group.fail(err)
 }
 
-func (r *Replica) endLease() {
+func (r *Replica) endLease(why error) {
 	if l := r.lease.Load(); l != nil {
-		l.end(errFailed)
+		l.end(why)
 	}
 }
 

@@ -29,7 +29,9 @@ func (h *Host) watchGroups() {
 	groups, flushes, log := h.groups(), 0, time.Duration(0)
 	for _, g := range groups {
 		log = max(log, g.log.appendingFor())
-		if writing, _ := g.flushingFor(); writing > h.config.Timing.FlushStall {
+	}
+	for _, r := range h.Replicas() { // failed ones too: their flushes hold slots
+		if writing, _ := r.flushingFor(); writing > h.config.Timing.FlushStall {
 			flushes++
 		}
 	}
@@ -59,12 +61,17 @@ func (h *Host) failAll(err error) {
 // acknowledges in its log, and a majority may hang on it. With stuck, flushes hang
 // in all slots of the node: a flush that waits for one hangs as well.
 func (g *group) watch(log time.Duration, stuck bool) {
-	why, leave := "", g.suspended.Load()
+	why, leave, suspended := "", false, g.suspended.Load()
 	if log > g.timing.Stall {
 		own := g.log.appendingFor() > g.timing.Stall
-		why, leave = fmt.Sprintf("a write to the log has been hanging for %v", log.Round(time.Second)), leave || own || g.leads()
+		why, leave = fmt.Sprintf("a write to the log has been hanging for %v", log.Round(time.Second)), suspended || own || g.leads()
+		g.ledFlush = g.ledFlush && suspended
 	} else if d := g.flushHangsFor(stuck); d > g.timing.FlushStall {
-		why, leave = fmt.Sprintf("a flush of the shard file has been hanging for %v", d.Round(time.Second)), leave || g.leads()
+		why = fmt.Sprintf("a flush of the shard file has been hanging for %v", d.Round(time.Second))
+		g.ledFlush = g.ledFlush && suspended || g.leads()
+		leave = g.ledFlush
+	} else {
+		g.ledFlush = false
 	}
 	before := g.hanging.Swap(&why)
 	switch was := before != nil && *before != ""; {
@@ -74,14 +81,14 @@ func (g *group) watch(log time.Duration, stuck bool) {
 		g.logger.Warn("the disk answers again")
 	}
 	switch {
-	case why != "" && leave && !g.suspended.Load():
+	case leave && !suspended:
 		g.suspended.Store(true)
 		g.logger.Error("the replica leaves its group until its disk answers")
 		g.trans.suspend()
 		if g.onSuspend != nil {
 			g.onSuspend()
 		}
-	case why == "" && g.suspended.Load():
+	case !leave && suspended:
 		g.suspended.Store(false)
 		g.logger.Warn("the replica returns to its group")
 		g.trans.resume()

@@ -44,8 +44,10 @@ func upgrade(s *nodev1.MetaState) error {
 		return nil
 	}
 	newest, behind := active, []string{}
-	for _, e := range s.GetNodes() {
-		newest = max(newest, e.GetFormatMax())
+	for name, e := range s.GetNodes() {
+		if counts(s, name) {
+			newest = max(newest, e.GetFormatMax())
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.GetNodes())) {
 		if counts(s, name) && formatMax(s.GetNodes()[name].GetFormatMax()) == all {

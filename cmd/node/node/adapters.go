@@ -209,6 +209,9 @@ func (r *replicas) Reopen(c cluster.ReplicaConfig) error {
 	r.mu.Unlock()
 	r.parts.runtime.Drop(c.Shard)
 	if err := r.parts.host.Reopen(shardConfig(c)); err != nil {
+		if r.parts.host.Replica(c.Shard) == nil {
+			r.dropped(c.Shard) // nobody corrects its last word
+		}
 		return err
 	}
 	return r.gate(c)

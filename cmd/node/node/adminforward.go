@@ -62,7 +62,7 @@ func shardName(shard uint32) string { return fmt.Sprintf("shard %d", shard) }
 // which the operator's own connection could be taken for.
 func unreachable(node, what string, err error) error {
 	if st := status.Convert(err); st.Code() == codes.Unavailable && len(st.Details()) == 0 {
-		return gateway.ToStatus(entity.Errorf(entity.NotExecuted, "node %s, which has to answer for %s, does not: see \"node cluster status\"", node, what))
+		return gateway.ToStatus(entity.Errorf(entity.OutcomeUnknown, "node %s, which has to answer for %s, does not; an order may have been carried out: see \"node cluster status\"", node, what))
 	}
 	return err
 }

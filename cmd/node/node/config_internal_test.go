@@ -90,7 +90,7 @@ func TestContractOutsideItsBounds(t *testing.T) {
 		} {
 			c := soundConfig().defaultContract()
 			spoil(c)
-			if err := checkContract(c, registry); err == nil {
+			if err := checkAmended(c, registry); err == nil {
 				t.Errorf("%s of %v is taken", name, d)
 			}
 		}

@@ -66,11 +66,8 @@ func windows(c *nodev1.Contract, registry *entity.Registry) map[string]time.Dura
 func checkContract(c *nodev1.Contract, registry *entity.Registry) error {
 	var errs []error
 	horizon := retryHorizon(c)
-	if c.GetRetryHorizon() < 0 { // it would count as not given
-		errs = append(errs, fmt.Errorf("retry horizon is %v: it must not be negative", time.Duration(c.GetRetryHorizon())))
-	}
-	if window := time.Duration(c.GetWindow()); window < windowMin || window > windowMax {
-		errs = append(errs, fmt.Errorf("window is %v: the least is %v, the most %v", window, windowMin, windowMax))
+	if window := time.Duration(c.GetWindow()); window < windowMin {
+		errs = append(errs, fmt.Errorf("window is %v: the least is %v", window, windowMin))
 	} else if window < horizon {
 		errs = append(errs, fmt.Errorf("window is %v, but clients may retry a key for %v: a late retry would be executed again; raise --window or lower --retry-horizon", window, horizon))
 	}
@@ -78,14 +75,11 @@ func checkContract(c *nodev1.Contract, registry *entity.Registry) error {
 		if _, err := registry.Find(kind); err != nil {
 			errs = append(errs, fmt.Errorf("the contract has a window for a kind that this node lacks: %s", messageOf(err)))
 		}
-		if d := time.Duration(c.GetWindowByKind()[kind]); d < 0 {
-			errs = append(errs, fmt.Errorf("window of kind %s is %v: it must not be negative", kind, d))
-		}
 	}
 	all := windows(c, registry)
 	for _, kind := range slices.Sorted(maps.Keys(all)) {
-		if d := all[kind]; d != time.Duration(c.GetWindow()) && (d < windowMin || d > windowMax || d < horizon) {
-			errs = append(errs, fmt.Errorf("window of kind %s is %v, but clients may retry a key for %v, the least is %v and the most %v", kind, d, horizon, windowMin, windowMax))
+		if d := all[kind]; d != time.Duration(c.GetWindow()) && (d < windowMin || d < horizon) {
+			errs = append(errs, fmt.Errorf("window of kind %s is %v, but clients may retry a key for %v, and the least is %v", kind, d, horizon, windowMin))
 		}
 	}
 	return errors.Join(errs...)

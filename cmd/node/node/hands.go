@@ -72,7 +72,7 @@ func openHands(dir string, log *slog.Logger) (*hands, error) {
 	}
 	// In real blocks: a write into a hole of the map would end the process once the
 	// disk is full. Where the file system cannot do that the hole stays.
-	if err := syscall.Fallocate(int(f.Fd()), 0, 0, handSlots*handSize); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
+	if err := syscall.Fallocate(int(f.Fd()), 0, 0, handSlots*handSize); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, fmt.Errorf("make room for the crash marker: %w", err)
 	}
 	if h.data, err = syscall.Mmap(int(f.Fd()), 0, handSlots*handSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED); err != nil {

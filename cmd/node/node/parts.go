@@ -201,8 +201,15 @@ func (p *parts) freshness(shard uint32) (logIndex uint64, age time.Duration) {
 }
 
 // close ends the parts from the outside in.
+// handlersTimeout bounds the wait for handlers that run.
+const handlersTimeout = time.Second
+
 func (p *parts) close(ctx context.Context) error {
-	errs := []error{p.runtime.Close(ctx)}
+	// A handler that hangs must not keep the stores from being flushed and closed;
+	// its lease ends with them.
+	handlers, cancel := context.WithTimeout(ctx, handlersTimeout)
+	defer cancel()
+	errs := []error{p.runtime.Close(handlers)}
 	if err := p.host.Close(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("close replicas: %w", err))
 	}
