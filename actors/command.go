@@ -87,6 +87,9 @@ func issuedAt(at *timestamppb.Timestamp) (time.Time, error) {
 	if err := at.CheckValid(); err != nil {
 		return time.Time{}, entity.Errorf(entity.Invalid, "issued_at is not a valid time")
 	}
+	if at.GetSeconds() < 0 {
+		return time.Time{}, entity.Errorf(entity.Invalid, "issued_at lies before 1970")
+	}
 	return at.AsTime(), nil
 }
 
@@ -229,7 +232,7 @@ func (a *activation) mayBeForgotten(at time.Time) bool {
 		return false
 	}
 	through := a.shard.store.ExpiredThrough()
-	return through != 0 && at.Add(-a.rt.cfg.skew()).UnixNano() <= through
+	return through != 0 && nanos(at.Add(-a.rt.cfg.skew())) <= through
 }
 
 // issued checks when a command was issued whose key is not stored. It may have
@@ -270,8 +273,8 @@ func (a *activation) room() error {
 func (a *activation) decide(c *call, s *submit) {
 	now := a.rt.cfg.Clock()
 	accepted := now.UnixNano()
-	if !s.issuedAt.IsZero() { // else a client ahead of this clock could not be told from a later one
-		accepted = max(accepted, s.issuedAt.UnixNano())
+	if !s.handler.AtLeastOnce && !s.issuedAt.IsZero() { // else a client ahead of this clock could not be told from a later one
+		accepted = max(accepted, nanos(s.issuedAt))
 	}
 	hand := commandInHand(a.ref, s.id.commandType, s.id.key)
 	if n := a.rt.cfg.Hands.Crashes(hand); n >= a.rt.cfg.MaxCrashes {

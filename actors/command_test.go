@@ -413,8 +413,10 @@ func TestExpired(t *testing.T) {
 	_, err := w.submit(submitted{ref: e, key: "k", command: &num{Value: 1}, change: issued(begun)})
 	wantReason(t, err, entity.Expired)
 	w.must(e, "new", &num{Value: 1})
-	_, err = w.submit(submitted{ref: e, key: "ahead", command: &num{Value: 1}, change: issued(time.Now().Add(time.Hour))})
-	wantReason(t, err, entity.Invalid)
+	for _, at := range []time.Time{time.Now().Add(time.Hour), time.Now().AddDate(300, 0, 0), time.Unix(-1, 0)} { // in 300 years nanoseconds have wrapped
+		_, err = w.submit(submitted{ref: e, key: "ahead", command: &num{Value: 1}, change: issued(at)})
+		wantReason(t, err, entity.Invalid)
+	}
 	if value, _ := w.read(e); value != 2 {
 		t.Errorf("value is %d", value)
 	}

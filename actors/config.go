@@ -184,8 +184,8 @@ func (c Config) ahead() time.Duration { return c.bounded(issuedAhead) }
 // bounded keeps a tolerance well below the shortest window: else a command issued
 // just now could look older than what is forgotten.
 func (c Config) bounded(d time.Duration) time.Duration {
-	for _, kind := range c.Registry.Kinds() {
-		d = min(d, c.window(c.Registry.Kind(kind))/4)
+	for def := range c.Registry.All() {
+		d = min(d, c.window(def)/4)
 	}
 	return d
 }

@@ -203,7 +203,7 @@ func (r *relay) work(to entity.Ref) func(*job) {
 		}
 		endSends(spans, rows, answer, err)
 		m := &sent{job: j, first: first, last: last, answer: answer, err: err}
-		if n := answer.GetSkipped(); err == nil && n > j.confirmed {
+		if n := answer.GetSkipped(); err == nil && n > j.confirmed && n <= last {
 			m.skipped, m.err = halfSkipped(store, ref, to, n)
 		}
 		rt.send(self, m)

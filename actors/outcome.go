@@ -105,7 +105,7 @@ func (a *activation) cancel(c *call, o *outcome) {
 		AcceptedAt: a.rt.cfg.Clock().UnixNano(), ExpiresAt: a.expiry(),
 	}
 	if !o.issuedAt.IsZero() { // as a command's: else the mark, forgotten, would not stop a client ahead of this clock
-		commit.Key.AcceptedAt = max(commit.GetKey().GetAcceptedAt(), o.issuedAt.UnixNano())
+		commit.Key.AcceptedAt = max(commit.GetKey().GetAcceptedAt(), nanos(o.issuedAt))
 	}
 	commit.Outcome = &recordv1.Outcome{Decision: recordv1.Outcome_CANCELLED, Version: commit.GetBaseVersion() + 1}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}

@@ -3,6 +3,7 @@ package entity
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -311,6 +312,9 @@ func (r *Registry) Find(name string) (*Definition, error) {
 	}
 	return nil, Errorf(Invalid, "kind %.64q is not registered; registered: %s", name, registered)
 }
+
+// All are the definitions of all kinds, in any order.
+func (r *Registry) All() iter.Seq[*Definition] { return maps.Values(r.kinds) }
 
 // Kinds returns the names of all kinds, in order.
 func (r *Registry) Kinds() []string { return slices.Sorted(maps.Keys(r.kinds)) }

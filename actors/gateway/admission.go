@@ -32,9 +32,9 @@ const waitShare = 4
 func mayWait(request proto.Message) bool {
 	switch r := request.(type) {
 	case *writv1.ReadRequest:
-		return r.GetMinVersion() > 0
+		return r.GetMinVersion() > 0 && r.GetConsistency() != writv1.Consistency_STALE
 	case *nodev1.ForwardRequest:
-		return r.GetRead().GetMinVersion() > 0
+		return mayWait(r.GetRead())
 	}
 	return false
 }

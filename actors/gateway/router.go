@@ -288,23 +288,27 @@ func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target,
 	}
 }
 
-// hint adds to a NOT_EXECUTED whom the table holds for the leader. Without one, its
-// text says so: what the last node of several has said, a refused connection for
-// example, would send people the wrong way.
+// hint is the answer to a call that only a leader may take and none took. Without a
+// leader its text says so: what the last node of several has said, a refused
+// connection for example, would send people the wrong way.
 func (r *Router) hint(shard uint32, err error) error {
+	located := r.located(shard, err)
+	if e, ok := errors.AsType[*entity.Error](located); ok && e.Details[leaderDetail] == "" {
+		e.Message = fmt.Sprintf("shard %d has no leader just now: see \"node cluster status\"", shard)
+	}
+	return located
+}
+
+// located adds to an error whom the table holds for the leader.
+func (r *Router) located(shard uint32, err error) error {
 	e, ok := errors.AsType[*entity.Error](err)
 	if !ok {
 		return err
 	}
 	own := &entity.Error{Reason: e.Reason, Message: e.Message, RetryAfter: e.RetryAfter, Details: maps.Clone(e.Details)}
 	own.With("shard", strconv.FormatUint(uint64(shard), 10))
-	node, term := r.cfg.Table.Leader(shard)
-	switch {
-	case own.Details[leaderDetail] != "":
-	case node != "":
+	if node, term := r.cfg.Table.Leader(shard); node != "" && own.Details[leaderDetail] == "" {
 		own.With(leaderDetail, node).With(termDetail, strconv.FormatUint(term, 10))
-	default:
-		own.Message = fmt.Sprintf("shard %d has no leader just now: see \"node cluster status\"", shard)
 	}
 	return own
 }
@@ -327,5 +331,5 @@ func anyReplica[Resp any](ctx context.Context, r *Router, ref entity.Ref, send s
 			return resp, err
 		}
 	}
-	return resp, r.hint(shard, err)
+	return resp, r.located(shard, err)
 }

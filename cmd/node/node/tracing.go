@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -134,7 +135,7 @@ func (s span) Set(attrs ...slog.Attr) { s.otel.SetAttributes(otelAttrs(attrs)...
 // End implements trace.Span.
 func (s span) End(err error) {
 	if err != nil {
-		s.otel.SetStatus(codes.Error, err.Error())
+		s.otel.SetStatus(codes.Error, text(err.Error()))
 		if reason := entity.ReasonOf(err); reason != "" {
 			s.otel.SetAttributes(attribute.String("writ.reason", string(reason)))
 		}
@@ -153,7 +154,7 @@ func otelAttrs(attrs []slog.Attr) []attribute.KeyValue {
 		case bool:
 			out[i] = attribute.Bool(a.Key, v)
 		default:
-			out[i] = attribute.String(a.Key, a.Value.String())
+			out[i] = attribute.String(a.Key, text(a.Value.String()))
 		}
 	}
 	return out
@@ -192,3 +193,7 @@ func (c Config) checkTraces() error {
 	}
 	return nil
 }
+
+// text is what a span can carry: a key may be any bytes, and a message with one that
+// is not UTF-8 is not sent at all, nor is the rest of its batch.
+func text(s string) string { return strings.ToValidUTF8(s, "?") }

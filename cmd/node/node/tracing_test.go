@@ -96,6 +96,19 @@ func (c *collector) all(trace string) []span {
 	return list
 }
 
+// A key that is no text is shown as well as can be, and does not take its batch with
+// it.
+func TestTraceOfBinaryKey(t *testing.T) {
+	col := newCollector(t)
+	c := newCluster(t, 1, col.conf)
+	req := command(t, "account", "a", "", eur(1))
+	req.IdempotencyKeyBytes = []byte("k\xff")
+	if got := submit(traced(t.Context(), "01"), writv1.NewEntityServiceClient(c.dial("n1")), req); got.code != codes.OK {
+		t.Fatal(got)
+	}
+	col.await(t, callersTrace, "writ.commit", map[string]string{"key": "k?"})
+}
+
 // find are the spans of a trace that have a name and attributes.
 func (c *collector) find(trace, name string, attrs map[string]string) []span {
 	return slices.DeleteFunc(c.all(trace), func(s span) bool {
