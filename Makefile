@@ -107,9 +107,16 @@ fuzz: ## Every fuzz test for FUZZTIME=5s
 	  done; \
 	done
 
+# Cases against processes that take longer, a matter of minutes together.
+CHAOS_SLOW := Upgrade|FrozenDisk|FullDisk|FailedFlush|Timers|ConsumerOutage|Damage|WipedDisk|Scale|Refill|AddressesChange|SeedDown|FreshNodes
+
 .PHONY: chaos
-chaos: build ## Chaos smoke: processes, faults and an audit, a few minutes
-	WRIT_NODE='$(CURDIR)/dist/node' go test -count=1 -timeout=15m ./test/chaos/...
+chaos: build ## Chaos smoke: processes, faults and an audit, three minutes
+	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=15m -skip '$(CHAOS_SLOW)' ./test/chaos/... | grep -vE '^=== '
+
+.PHONY: chaos-slow
+chaos-slow: build ## The other cases against processes: disks, upgrades, moves, timers, a consumer that is away
+	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=20m -run '$(CHAOS_SLOW)' ./test/chaos/... | grep -vE '^=== '
 
 .PHONY: chaos-long
 chaos-long: build ## All chaos tests with their full numbers, for hours
@@ -144,7 +151,7 @@ bench-compare: ## Go benchmarks against REF=, fails if allocations grow by more 
 	@scripts/bench-compare '$(REF)' '$(BENCH)' '$(COUNT)' '$(GROWTH)'
 
 .PHONY: ci
-ci: tools check-generate lint build test race fuzz model mutants faults sim chaos compose-smoke ## Everything that must pass; what .ci/run calls
+ci: tools check-generate lint build test race fuzz model mutants faults sim chaos chaos-slow compose-smoke ## Everything that must pass; what .ci/run calls
 
 ## Running it.
 
