@@ -153,15 +153,15 @@ func probeDisk(ctx context.Context, admin nodev1.AdminServiceClient) (diskProbe,
 func (c *benchCommand) validate() error {
 	switch {
 	case c.Clients < 1 || c.Entities < 1:
-		return errors.New("--clients and --entities must be at least 1")
+		return usage("--clients and --entities must be at least 1")
 	case c.Payload < 0 || c.Payload > 4096:
-		return errors.New("--payload must be 0 to 4096 bytes")
+		return usage("--payload must be 0 to 4096 bytes")
 	case c.Duplicates < 0 || c.Duplicates > 1:
-		return errors.New("--duplicates is a share between 0 and 1")
+		return usage("--duplicates is a share between 0 and 1")
 	case c.Duration <= 0:
-		return errors.New("--duration must be positive")
+		return usage("--duration must be positive")
 	case c.Rate < 0 || c.Every < 0:
-		return errors.New("--rate and --every must not be negative")
+		return usage("--rate and --every must not be negative")
 	}
 	return nil
 }

@@ -45,10 +45,10 @@ type readyNode struct {
 // Run implements the subcommand.
 func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err error) {
 	if c.Nodes != 1 && c.Nodes != 3 && c.Nodes != 5 {
-		return fmt.Errorf("--nodes is %d: give 1, 3 or 5, so that a majority is clear", c.Nodes)
+		return usage("--nodes is %d: give 1, 3 or 5, so that a majority is clear", c.Nodes)
 	}
 	if c.BasePort < 1 || c.BasePort+10*c.Nodes > 65535 {
-		return fmt.Errorf("--base-port is %d: the ports up to %d must be valid", c.BasePort, c.BasePort+10*c.Nodes)
+		return usage("--base-port is %d: the ports up to %d must be valid", c.BasePort, c.BasePort+10*c.Nodes)
 	}
 	if c.Cluster == "" {
 		c.Cluster = "dev"
