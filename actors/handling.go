@@ -77,6 +77,10 @@ func (h *handling) attrs() []any {
 func (r *Runtime) watchHandlers(now time.Time) {
 	for _, one := range r.handlings.hanging(now, r.cfg.Patience) {
 		r.cfg.Metrics.Add(HandlersHung, "", 1)
-		r.log.Error("a handler does not come back: its entity stands still until it does", one.attrs()...)
+		text := "a handler does not come back: its entity stands still until it does"
+		if one.shard == nil {
+			text = "a query does not come back: it holds up nobody but its caller"
+		}
+		r.log.Error(text, one.attrs()...)
 	}
 }

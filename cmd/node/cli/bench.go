@@ -20,9 +20,9 @@ import (
 	nodev1 "writ/proto/writ/node/v1"
 )
 
-// benchCommand is a closed loop: each client sends its next command when the
-// last one is answered, and no sooner than its share of the rate allows. Every command is a deposit, which changes one account
-// and emits one event to the statement.
+// benchCommand is a closed loop: each client sends its next command when the last
+// one is answered, and no sooner than its share of the rate allows. Every command is
+// a deposit, which changes one account and emits one event to the statement.
 type benchCommand struct {
 	target     `embed:""`
 	Clients    int           `default:"64" help:"Clients, each with one command in flight."`

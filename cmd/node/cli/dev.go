@@ -241,8 +241,14 @@ func (c *devCommand) announce(out io.Writer, ready readyFile) error {
 	all, first := strings.Join(addrs, ","), ready.Nodes[0]
 	// As it was called: the program need not be on the path.
 	program := os.Args[0]
+	tokens := ""
+	if c.Tokens != "" {
+		tokens = `
+  export WRIT_TOKEN=...   # one from the table; grpcurl wants -H "authorization: Bearer $WRIT_TOKEN"
+`
+	}
 	_, err := fmt.Fprintf(out, `%d nodes serve all shards. In another terminal:
-
+%s
   %s submit --addr %s --kind account --id alice --key order-1 --command writ.account.v1.Deposit --json '{"amount_minor":500,"currency":"EUR"}'
   %s read   --addr %s --kind account --id alice
   %s audit  --addr %s
@@ -252,7 +258,7 @@ func (c *devCommand) announce(out io.Writer, ready readyFile) error {
   curl http://%s/readyz
 
 Ctrl-C ends the cluster; the data stays in %s.
-`, len(ready.Nodes), program, all, program, all, program, all, first.GRPC, first.HTTP, c.Dir)
+`, len(ready.Nodes), tokens, program, all, program, all, program, all, first.GRPC, first.HTTP, c.Dir)
 	return err
 }
 
