@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"writ/actors/account"
 	"writ/actors/entity"
 	"writ/cmd/node/node"
+	recordv1 "writ/proto/writ/record/v1"
 	testingv1 "writ/proto/writ/testing/v1"
 )
 
@@ -270,6 +272,37 @@ func TestWrongPorts(t *testing.T) {
 			t.Parallel()
 			call(t, tt.args...).says(t, tt.status, tt.texts...)
 		})
+	}
+}
+
+// TestNobodySpeaks covers a port that takes a connection and says nothing, as that of
+// a frozen process, and one where nobody is: a wait is as long as it is asked for,
+// and a look-up that had to be waited for is not waited for again.
+func TestNobodySpeaks(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	start := time.Now()
+	call(t, "health", "--http", l.Addr().String(), "--wait", "200ms").says(t, 1, "no node answers")
+	if took := time.Since(start); took > askTimeout*9/10 {
+		t.Errorf("--wait 200ms took %v", took)
+	}
+	types := (&target{Addr: []string{l.Addr().String()}, wait: newPatience(io.Discard)}).types(t.Context())
+	defer types.Close()
+	payload := &recordv1.Payload{Type: "nobody.knows.This", Data: []byte("x")}
+	start = time.Now()
+	if got := types.payload(payload); got != "eA==" {
+		t.Errorf("payload %q", got)
+	}
+	first := time.Since(start)
+	for range 10 {
+		types.payload(payload)
+	}
+	if took := time.Since(start) - first; took > first/2 {
+		t.Errorf("ten more look-ups took %v, the first %v", took, first)
 	}
 }
 
