@@ -173,7 +173,7 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 		}
 		opened, err := p.r.config.Replicas.Reopen(p.config(place, here.GetReplicaGeneration()))
 		if opened {
-			p.r.config.Logger.Info("a failed replica was opened anew", slog.Int("shard", int(place.GetShard())), slog.String("reason", here.GetReason()))
+			p.r.config.Logger.Info("a failed replica is opened anew", slog.Int("shard", int(place.GetShard())), slog.String("reason", here.GetReason()))
 		}
 		return false, err
 	case here.GetLeader() != p.r.config.Node:

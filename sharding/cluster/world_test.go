@@ -468,7 +468,7 @@ func TestFailedReplicaThatStaysIsNotOpened(t *testing.T) {
 		}
 		n.replicas[3].newer = false
 		w.settle("it is another failure")
-		if text := n.log.String(); !strings.Contains(text, "a failed replica was opened anew") {
+		if text := n.log.String(); !strings.Contains(text, "a failed replica is opened anew") {
 			t.Errorf("the log does not say that it was opened:\n%s", text)
 		}
 	})

@@ -37,7 +37,7 @@ func TestWhatFailsAtAChangeIsDoneAgain(t *testing.T) {
 			if step.change {
 				changes <- struct{}{}
 			}
-			time.Sleep(step.pass)
+			<-time.After(step.pass)
 			synctest.Wait()
 			if done != step.want {
 				t.Fatalf("done %d times after %+v", done, step)
