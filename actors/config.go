@@ -49,11 +49,12 @@ type Config struct {
 	// parked. Default 8.
 	MaxAttempts int
 	// UpgradePatience is how long a lane waits whose destination's node does not know
-	// the event, and a timer whose node does not know the command, before it is
-	// parked. Default 1 h.
+	// the event, under one leader of the source, and a timer whose node does not know
+	// the command, before it is parked. Default 1 h.
 	UpgradePatience time.Duration
-	// MaxCrashes is the number of times that a row, a timer or a command may end the
-	// process before its lane or the timer is parked, or the command refused.
+	// MaxCrashes is the number of times that a row, a timer, a command or a query may
+	// end the process before its lane or the timer is parked, or the command or query
+	// refused.
 	// Default 3.
 	MaxCrashes int
 	// TimerSkew is how much longer a timer waits in another term than the one in

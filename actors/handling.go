@@ -76,7 +76,11 @@ func (h *handling) attrs() []any {
 // watchHandlers names the handlers that do not come back.
 func (r *Runtime) watchHandlers(now time.Time) {
 	for _, one := range r.handlings.hanging(now, r.cfg.Patience) {
+		text := "a handler does not come back: its entity stands still until it does"
+		if one.shard == nil {
+			text = "a handler does not come back: it is a query, and holds up nobody but its caller"
+		}
+		r.log.Error(text, one.attrs()...)
 		r.cfg.Metrics.Add(HandlersHung, "", 1)
-		r.log.Error("a handler does not come back: its entity stands still until it does", one.attrs()...)
 	}
 }

@@ -107,9 +107,13 @@ func endSends(spans []trace.Span, rows []*recordv1.Row, answer *nodev1.DeliverRe
 	}
 }
 
-// endSpan ends a span that may not be there.
+// endSpan ends a span that may not be there. Of a handler that failed it says only
+// how: the text is for the log.
 func endSpan(span trace.Span, err error) {
 	if span != nil {
+		if failed, ok := errors.AsType[*handlerError](err); ok {
+			err = errors.New("the handler " + failed.how)
+		}
 		span.End(err)
 	}
 }
@@ -126,6 +130,10 @@ func decided(result *recordv1.Outcome) slog.Attr {
 	return slog.String("writ.decision", result.GetDecision().String())
 }
 
+// refusedError is a refusal for a span, without the text of a handler that failed.
 func refusedError(refusal *nodev1.Refusal) error {
+	if refusal.GetKind() == nodev1.Refusal_PANICKED {
+		return errors.New(refusal.GetKind().String() + ": see the lane's reason")
+	}
 	return errors.New(refusal.GetKind().String() + ": " + refusal.GetReason())
 }

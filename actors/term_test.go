@@ -14,6 +14,7 @@ import (
 	"writ/actors"
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
+	writv1 "writ/proto/writ/v1"
 )
 
 func TestNoLease(t *testing.T) {
@@ -307,6 +308,38 @@ func TestDropWithHangingHandler(t *testing.T) {
 	w.must(e, "1", &text{Value: "fine"}) // the key was never used
 	if value, version := w.read(e); value != 101 || version != 2 {
 		t.Errorf("value %d, version %d", value, version)
+	}
+}
+
+// A query that does not come back is named as one, and its entity goes on.
+func TestHangingQuery(t *testing.T) {
+	begun, hang := make(chan struct{}), make(chan struct{})
+	var told lines
+	asked := kind("counter", hooks{})
+	entity.Read(asked, func(s *num, _ *text) (*num, error) {
+		close(begun)
+		<-hang
+		return s, nil
+	})
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{asked}, change: func(c *actors.Config) {
+		c.Patience, c.Passivation = 50*time.Millisecond, 80*time.Millisecond
+		c.Logger = slog.New(slog.NewTextHandler(&told, nil))
+	}})
+	e := ref("counter", "a")
+	answered := make(chan error, 1)
+	go func() {
+		_, err := w.readWith(e, func(r *writv1.ReadRequest) { r.Query = pack(t, &text{}) })
+		answered <- err
+	}()
+	<-begun
+	w.metrics.until(t, func() bool { return w.metrics.get("handlers_hung") == 1 })
+	w.must(e, "1", &num{Value: 1})
+	if !told.has("it is a query, and holds up nobody but its caller") || told.has("stands still") {
+		t.Errorf("the log says %q", told.text.String())
+	}
+	close(hang)
+	if err := <-answered; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -11,9 +11,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
 
-	recordv1 "writ/proto/writ/record/v1"
-
 	"writ/internal/durable"
+	recordv1 "writ/proto/writ/record/v1"
 )
 
 const (

@@ -42,7 +42,8 @@ type Error struct {
 	// Message is for people.
 	Message string
 	// Unknown: the command may have been executed, by this attempt or an earlier
-	// one. Retry with the same key; another key could execute it twice.
+	// one. Retry with the same key; another key could execute it twice. If it has
+	// EXPIRED no retry helps: nobody can say any more.
 	Unknown bool
 	// Attempts made.
 	Attempts int
@@ -63,7 +64,7 @@ func (e *Error) Error() string {
 		name = e.Code.String()
 	}
 	text := name + ": " + e.Message
-	if e.Unknown && e.Reason != ReasonOutcomeUnknown {
+	if e.Unknown && e.Reason != ReasonOutcomeUnknown && e.Reason != ReasonExpired { // every retry of that one is EXPIRED
 		text += " (an earlier attempt may have been executed: retry with the same key)"
 	}
 	if e.Attempts > 1 {
@@ -169,7 +170,8 @@ func judge(a answer, sent bool) verdict {
 }
 
 // IsUnknown reports whether err leaves the fate of the command open, so that it
-// must be retried with the same key.
+// must be retried with the same key, unless its Reason is EXPIRED: then a person has
+// to find out.
 func IsUnknown(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Unknown

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"writ/internal/durable"
-
 	"writ/internal/format"
 )
 
@@ -92,7 +91,7 @@ func (h *Host) checkHeld() error {
 	if !h.config.HeldLog || logExists(dir, h.config.fs) {
 		return nil
 	}
-	return fmt.Errorf("data folder %s has held data, but its log (%s) is gone, and with it what this node has voted and acknowledged: bring the folder %s back as it was last, or clear the whole data folder to let the node join anew, to be filled by the others", h.config.Dir, dir, logDir)
+	return fmt.Errorf("data folder %s has held data, but its log (%s) is gone, and with it what this node has voted and acknowledged: bring the folder %s back as it was last, or clear the whole data folder (never in a cluster of one node) to let the node join anew, to be filled by the others", h.config.Dir, dir, logDir)
 }
 
 // prepareDir makes the folders and removes what was left half-received.

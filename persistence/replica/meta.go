@@ -15,7 +15,6 @@ import (
 
 	"writ/actors/entity"
 	"writ/internal/durable"
-
 	"writ/internal/format"
 	nodev1 "writ/proto/writ/node/v1"
 )
@@ -77,7 +76,7 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 // lostMemory says what helps if the meta replica cannot go on with what the
 // folder holds.
 func (h *Host) lostMemory(err error) error {
-	return fmt.Errorf("open the meta group: %w; unless this is trouble with the disk that can be mended, clear the whole data folder %s while most of the other nodes run, and start the node: it joins anew and is filled by them", err, h.config.Dir)
+	return fmt.Errorf("open the meta group: %w; unless this is trouble with the disk that can be mended, clear the whole data folder %s (never in a cluster of one node) while most of the other nodes run, and start the node: it joins anew and is filled by them", err, h.config.Dir)
 }
 
 func (h *Host) setMeta(m *Meta) error {

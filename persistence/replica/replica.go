@@ -20,8 +20,8 @@ import (
 // State is what a replica is doing.
 type State string
 
-// The states of a replica. Quarantined and failed are final: the replica answers
-// nobody until it is dropped, or, if it failed, until it is opened anew.
+// The states of a replica. A quarantined one answers nobody until it is dropped; a
+// failed one answers nobody until it is opened anew.
 // Suspended is a serving replica whose disk hangs: it does not lead until its disk
 // answers.
 const (

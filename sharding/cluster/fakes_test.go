@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -41,14 +43,16 @@ type fakeNode struct {
 	controller *Controller
 	reconciler *Reconciler
 	registrar  *Registrar
+	log        bytes.Buffer // of the reconciler
 }
 
 type fakeReplica struct {
 	server  Server
 	broken  bool
 	failed  bool
-	hard    int // how often opening it anew does not help
-	opened  int // how often that was tried
+	hard    int  // how often opening it anew does not help
+	opened  int  // how often that was tried
+	newer   bool // opening it anew cannot help
 	applied uint64
 	config  ReplicaConfig
 }
@@ -83,7 +87,7 @@ func (n *fakeNode) start(zone string, c ControllerConfig) {
 	n.up = true
 	c.Node, c.ClusterID, c.Meta, c.Members, c.Directory, c.Reporter = n.name, "c", n, fakeMembers{n}, fakeDirectory{n}, n
 	n.controller = NewController(c)
-	n.reconciler = NewReconciler(ReconcilerConfig{Node: n.name, Incarnation: n.id.Incarnation(), Placements: n, Replicas: n, Reporter: n})
+	n.reconciler = NewReconciler(ReconcilerConfig{Node: n.name, Incarnation: n.id.Incarnation(), Placements: n, Replicas: n, Reporter: n, Logger: slog.New(slog.NewTextHandler(&n.log, nil))})
 	n.registrar = NewRegistrar(RegistrarConfig{Identity: n.id, Zone: zone, FormatMax: max(n.reads, 1), Meta: n, Members: fakeMembers{n}, Controller: n.controller, Peers: n, Directory: fakeDirectory{n}})
 }
 
@@ -376,14 +380,17 @@ func (n *fakeNode) Open(c ReplicaConfig) error {
 }
 
 // Reopen implements Replicas.
-func (n *fakeNode) Reopen(c ReplicaConfig) error {
+func (n *fakeNode) Reopen(c ReplicaConfig) (bool, error) {
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
 	r := n.replicas[c.Shard]
+	if r.newer {
+		return false, nil
+	}
 	if r.opened++; r.opened > r.hard {
 		r.failed = false
 	}
-	return nil
+	return true, nil
 }
 
 // Kept implements Replicas.

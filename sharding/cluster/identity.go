@@ -13,7 +13,6 @@ import (
 	"github.com/gofrs/flock"
 
 	"writ/internal/durable"
-
 	"writ/internal/format"
 )
 

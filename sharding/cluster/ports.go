@@ -106,8 +106,9 @@ type Replicas interface {
 	// Open opens a replica or creates it. A damaged one stands as quarantined. The
 	// error is ErrOutOfDate for one that was dropped here before.
 	Open(c ReplicaConfig) error
-	// Reopen opens a failed replica anew, if that can help.
-	Reopen(c ReplicaConfig) error
+	// Reopen opens a failed replica anew, if that can help, and reports whether it
+	// did.
+	Reopen(c ReplicaConfig) (opened bool, err error)
 	// Kept is the newest generation of a shard's replica under an epoch that was on
 	// the disk at the start and has not been dropped since, 0 for none.
 	Kept(shard uint32, epoch uint64) uint64

@@ -171,8 +171,11 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 		if !p.r.mayReopen(place.GetShard()) {
 			return false, nil
 		}
-		p.r.config.Logger.Info("a failed replica is opened anew", slog.Int("shard", int(place.GetShard())), slog.String("reason", here.GetReason()))
-		return false, p.r.config.Replicas.Reopen(p.config(place, here.GetReplicaGeneration()))
+		opened, err := p.r.config.Replicas.Reopen(p.config(place, here.GetReplicaGeneration()))
+		if opened {
+			p.r.config.Logger.Info("a failed replica is opened anew", slog.Int("shard", int(place.GetShard())), slog.String("reason", here.GetReason()))
+		}
+		return false, err
 	case here.GetLeader() != p.r.config.Node:
 		return false, nil
 	case here.GetState() == stateServing, here.GetState() == StateLowDisk:
@@ -193,8 +196,9 @@ func (p *pass) mine(place *nodev1.ShardPlacement) *nodev1.ReplicaPlacement {
 
 // open opens a replica: first of all one that the last run has left, whatever the
 // placement says, for the group may need its vote until its leader has taken that
-// away; only drop ends a replica. For a new one, only a state that is surely not out of date may
-// bootstrap a group: the group may have been formed, and moved away, since.
+// away; only drop ends a replica. For a new one, only a state that is surely not
+// out of date may bootstrap a group: the group may have been formed, and moved
+// away, since.
 func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement) (bool, error) {
 	generation := p.r.config.Replicas.Kept(place.GetShard(), place.GetEpoch())
 	switch {

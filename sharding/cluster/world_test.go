@@ -454,6 +454,26 @@ func TestFailedReplicaIsOpenedAnew(t *testing.T) {
 	})
 }
 
+// A failed replica that opening anew cannot help, since a newer program has written
+// it, is not said to be opened.
+func TestFailedReplicaThatStaysIsNotOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		n := w.nodes["n2"]
+		n.log.Reset()
+		n.replicas[3].failed, n.replicas[3].newer = true, true
+		w.rounds(30)
+		if text := n.log.String(); strings.Contains(text, "opened anew") {
+			t.Errorf("the log says:\n%s", text)
+		}
+		n.replicas[3].newer = false
+		w.settle("it is another failure")
+		if text := n.log.String(); !strings.Contains(text, "a failed replica is opened anew") {
+			t.Errorf("the log does not say that it was opened:\n%s", text)
+		}
+	})
+}
+
 // led says which shard has no leader, "" if all have.
 func (w *world) led() string {
 	for _, p := range w.state.GetShards() {

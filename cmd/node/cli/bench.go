@@ -20,9 +20,9 @@ import (
 	nodev1 "writ/proto/writ/node/v1"
 )
 
-// benchCommand is a closed loop: each client sends its next command when the
-// last one is answered, and no sooner than its share of the rate allows. Every command is a deposit, which changes one account
-// and emits one event to the statement.
+// benchCommand is a closed loop: each client sends its next command when the last
+// one is answered, and no sooner than its share of the rate allows. Every command is
+// a deposit, which changes one account and emits one event to the statement.
 type benchCommand struct {
 	target     `embed:""`
 	Clients    int           `default:"64" help:"Clients, each with one command in flight."`
@@ -153,15 +153,15 @@ func probeDisk(ctx context.Context, admin nodev1.AdminServiceClient) (diskProbe,
 func (c *benchCommand) validate() error {
 	switch {
 	case c.Clients < 1 || c.Entities < 1:
-		return errors.New("--clients and --entities must be at least 1")
+		return usage("--clients and --entities must be at least 1")
 	case c.Payload < 0 || c.Payload > 4096:
-		return errors.New("--payload must be 0 to 4096 bytes")
+		return usage("--payload must be 0 to 4096 bytes")
 	case c.Duplicates < 0 || c.Duplicates > 1:
-		return errors.New("--duplicates is a share between 0 and 1")
+		return usage("--duplicates is a share between 0 and 1")
 	case c.Duration <= 0:
-		return errors.New("--duration must be positive")
+		return usage("--duration must be positive")
 	case c.Rate < 0 || c.Every < 0:
-		return errors.New("--rate and --every must not be negative")
+		return usage("--rate and --every must not be negative")
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"writ/actors/account"
 	"writ/actors/entity"
 	"writ/cmd/node/node"
+	recordv1 "writ/proto/writ/record/v1"
 	testingv1 "writ/proto/writ/testing/v1"
 )
 
@@ -194,32 +196,36 @@ func TestCommandLines(t *testing.T) {
 		"version":                         {0, []string{"writ " + node.Version}},
 		"submit --nope":                   {2, []string{"unknown flag --nope", `"node submit --help"`}},
 		"contract set --window 48":        {2, []string{"missing unit"}},
-		"contract set --kind account=48":  {1, []string{"--kind account=48: give a duration with its unit, e.g. account=48h"}},
+		"contract set --kind account=48":  {2, []string{"--kind account=48: give a duration with its unit, e.g. account=48h"}},
 		"contract set --kind acount=48h":  {1, []string{`kind "acount" ` + registered}},
 		one + "--addr localhost":          {2, []string{`address "localhost": give host:port, e.g. localhost:7400`}},
 		one + "--addr http://localhost:1": {2, []string{"without scheme or path"}},
 		"audit --addr localhost:http":     {2, []string{"the port must be a number"}},
 		"health --http 127.0.0.1":         {2, []string{`address "127.0.0.1": give host:port`}},
 		"submit --kind acount --id a --key k --command writ.account.v1.Deposit": {1, []string{`INVALID: kind "acount" ` + registered}},
-		"submit --file x --kind account":                                        {1, []string{"--kind does not go with --file"}},
-		"submit --kind account":                                                 {1, []string{"--id is missing"}},
-		"explain":                                                               {1, []string{"say what to explain"}},
+		"submit --file x --kind account":                                        {2, []string{"--kind does not go with --file"}},
+		"submit --kind account":                                                 {2, []string{"--id is missing"}},
+		"explain":                                                               {2, []string{"say what to explain"}},
 		"explain --entity acount/a":                                             {1, []string{`kind "acount" ` + registered}},
-		"explain --entity account":                                              {1, []string{`--entity "account": give KIND/ID, e.g. account/alice`}},
-		"explain --key order-3":                                                 {1, []string{"on which entity the key was used"}},
-		"explain --event account#3":                                             {1, []string{`the source of --event "account": give KIND/ID`}},
+		"explain --entity account":                                              {2, []string{`--entity "account": give KIND/ID, e.g. account/alice`}},
+		"explain --key order-3":                                                 {2, []string{"on which entity the key was used"}},
+		"explain --event account#3":                                             {2, []string{`the source of --event "account": give KIND/ID`}},
 		"explain --entity account/nobody":                                       {0, []string{"never handled anything"}},
 		"lanes list --destination ledger":                                       {1, []string{`kind "ledger" ` + registered}},
 		"lanes list --kind acount --json":                                       {1, []string{`kind "acount" ` + registered}},
 		"lanes list --destination statement":                                    {0, []string{"DESTINATION"}},
-		"lanes list --entity account":                                           {1, []string{`--entity "account": give KIND/ID`}},
+		"lanes list --entity account":                                           {2, []string{`--entity "account": give KIND/ID`}},
 		"lanes pause --destination ledger --yes":                                {1, []string{`kind "ledger" ` + registered}},
-		"lanes show account/a":                                                  {1, []string{"name the destination, too", "account/a statement/all"}},
+		"lanes show account/a":                                                  {2, []string{"name the destination, too", "account/a statement/all"}},
 		"lanes show account/a ledger/all":                                       {1, []string{`kind "ledger" ` + registered}},
 		"lanes show account/a statement/all":                                    {1, []string{"there is no lane"}},
 		"timers list --kind acount":                                             {1, []string{`kind "acount" ` + registered}},
-		"timers list --entity account":                                          {1, []string{`--entity "account": give KIND/ID`}},
+		"timers list --entity account":                                          {2, []string{`--entity "account": give KIND/ID`}},
 		"timers list --entity account/a":                                        {0, []string{"TIMER"}},
+		"lanes pause --yes":                                                     {2, []string{"say which lanes"}},
+		"crashes forget":                                                        {2, []string{"say what to forget"}},
+		"crashes forget --all":                                                  {0, []string{"n1: 0 forgotten"}},
+		"crashes forget nothing":                                                {1, []string{"no node knows of it"}},
 		"crashes list":                                                          {0, nil},
 		"outbox list --kind acount":                                             {1, []string{`kind "acount" ` + registered}},
 		"cluster drain n9":                                                      {1, []string{`there is no node "n9"; registered: n1`}},
@@ -266,6 +272,37 @@ func TestWrongPorts(t *testing.T) {
 			t.Parallel()
 			call(t, tt.args...).says(t, tt.status, tt.texts...)
 		})
+	}
+}
+
+// TestNobodySpeaks covers a port that takes a connection and says nothing, as that of
+// a frozen process, and one where nobody is: a wait is as long as it is asked for,
+// and a look-up that had to be waited for is not waited for again.
+func TestNobodySpeaks(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	start := time.Now()
+	call(t, "health", "--http", l.Addr().String(), "--wait", "200ms").says(t, 1, "no node answers")
+	if took := time.Since(start); took > askTimeout*9/10 {
+		t.Errorf("--wait 200ms took %v", took)
+	}
+	types := (&target{Addr: []string{l.Addr().String()}, wait: newPatience(io.Discard)}).types(t.Context())
+	defer types.Close()
+	payload := &recordv1.Payload{Type: "nobody.knows.This", Data: []byte("x")}
+	start = time.Now()
+	if got := types.payload(payload); got != "eA==" {
+		t.Errorf("payload %q", got)
+	}
+	first := time.Since(start)
+	for range 10 {
+		types.payload(payload)
+	}
+	if took := time.Since(start) - first; took > first/2 {
+		t.Errorf("ten more look-ups took %v, the first %v", took, first)
 	}
 }
 
@@ -321,6 +358,35 @@ func TestFileSaysWhatToMend(t *testing.T) {
 	call(t, "submit", "--file", file, "--json").says(t, 1, `"replayed": 2`, `"failed": 2`, `"refused": 2`, `"unknown": 0`)
 }
 
+// TestExpired covers commands that were issued before what is remembered: nothing
+// tells a person to repeat them.
+func TestExpired(t *testing.T) {
+	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) { cfg.Window, cfg.RetryHorizon = time.Second, time.Second }).Addresses().GRPC)
+	deposit := func(key string, more ...string) result {
+		return call(t, append([]string{"submit", "--kind", "account", "--id", "a", "--key", key, "--command", "writ.account.v1.Deposit", "--json", `{"amount_minor":1,"currency":"EUR"}`}, more...)...)
+	}
+	issued := time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)
+	n := 0
+	eventually(t, func() bool { // a shard forgets as its commands go on
+		n++
+		deposit(fmt.Sprint("k", n)).says(t, 0, "executed")
+		return strings.Contains(call(t, "outcome", "--kind", "account", "--id", "a", "--key", "late", "--command", "writ.account.v1.Deposit", "--issued-at", issued).out, "EXPIRED")
+	})
+	if r := deposit("k1", "--issued-at", issued); r.status != 1 || !strings.Contains(r.err, "EXPIRED") || strings.Contains(r.err, "retry") {
+		t.Errorf("a retry that states when it was first sent: %v", r)
+	}
+	file := filepath.Join(t.TempDir(), "commands.jsonl")
+	line := strings.Replace(lineOf("a", "late"), `"key"`, fmt.Sprintf(`"issued_at":%q,"key"`, issued), 1)
+	if err := os.WriteFile(file, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := call(t, "submit", "--file", file)
+	r.says(t, 1, "EXPIRED", "1 were issued before what is remembered")
+	if strings.Contains(r.err, "run the same file again") || strings.Contains(r.err, "retry with the same key") {
+		t.Errorf("it sends a person in circles: %v", r)
+	}
+}
+
 func TestSubmitVerdict(t *testing.T) {
 	for name, tt := range map[string]struct {
 		sum  submitSummary
@@ -328,6 +394,7 @@ func TestSubmitVerdict(t *testing.T) {
 	}{
 		"all went well": {submitSummary{Executed: 3}, ""},
 		"refused":       {submitSummary{Failed: 1, Refused: 1}, "1 commands have no outcome: 1 refused, and not executed: mend them, the same lines will be refused again"},
+		"expired":       {submitSummary{Failed: 3, Expired: 2, Held: 1}, "3 commands have no outcome: 2 were issued before what is remembered: whether they took effect nobody can say; the same file does not help: take their lines out once it is found out; 1 not sent, behind one of those for the same entity: run the same file again, keys that took effect are replayed"},
 		"unknown":       {submitSummary{Failed: 2, Unknown: 2}, "2 commands have no outcome: 2 may have been executed: run the same file again, keys that took effect are replayed"},
 		"all":           {submitSummary{Failed: 6, Refused: 1, Unknown: 2}, "6 commands have no outcome: 1 refused, and not executed: mend them, the same lines will be refused again; 2 may have been executed, 3 not executed, their time was over: run the same file again, keys that took effect are replayed"},
 	} {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -69,9 +70,10 @@ func parseCommandLines(types *messageTypes, r io.Reader) ([]commandLine, error) 
 }
 
 func parseCommandLine(types *messageTypes, text []byte) (commandLine, error) {
-	// encoding/json would take the last of two equal names, and mend text that is
-	// no UTF-8: then two keys could become one.
-	if err := protojson.Unmarshal(text, &structpb.Struct{}); err != nil {
+	// encoding/json would take the last of two equal names, equal but for their case
+	// too, and mend text that is no UTF-8: then two keys could become one.
+	var line structpb.Struct
+	if err := protojson.Unmarshal(text, &line); err != nil {
 		return commandLine{}, fmt.Errorf("not one JSON object in UTF-8 with distinct names: %s", strings.TrimPrefix(plainText(err), "proto: "))
 	}
 	var raw struct {
@@ -81,9 +83,12 @@ func parseCommandLine(types *messageTypes, text []byte) (commandLine, error) {
 		IssuedAt time.Time       `json:"issued_at"`
 		Command  json.RawMessage `json:"command"`
 	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&raw); err != nil {
+	for name := range line.GetFields() {
+		if !slices.Contains([]string{"kind", "id", "key", "issued_at", "command"}, name) {
+			return commandLine{}, fmt.Errorf("unknown field %q: a line has \"kind\", \"id\", \"key\", \"command\" and may have \"issued_at\", written so", name)
+		}
+	}
+	if err := json.Unmarshal(text, &raw); err != nil {
 		return commandLine{}, err
 	}
 	switch {

@@ -32,6 +32,8 @@ func TestCommandFile(t *testing.T) {
 		"key twice":                  {strings.Replace(lineOf("a", "1"), `"key"`, `"key":"2","key"`, 1), `duplicate map key "key"`},
 		"field of the command twice": {strings.Replace(lineOf("a", "1"), `"amount_minor":1`, `"amount_minor":1,"amount_minor":2`, 1), `duplicate map key "amount_minor"`},
 		"unknown field":              {strings.Replace(lineOf("a", "1"), `"key"`, `"keys":"2","key"`, 1), `unknown field "keys"`},
+		"key in two cases":           {strings.Replace(lineOf("a", "1"), `"key"`, `"key":"2","Key"`, 1), `unknown field "Key"`},
+		"key in another case":        {strings.Replace(lineOf("a", "1"), `"key"`, `"KEY"`, 1), `unknown field "KEY"`},
 		"no key":                     {lineOf("a", ""), `"key" is missing`},
 		"long line":                  {"\n\n" + long + "\n", "line 3: a line has at most"},
 	} {

@@ -97,12 +97,12 @@ func (c *contractSetCommand) Run(ctx context.Context, std streams) error {
 	for kind, text := range c.Kind {
 		window, err := time.ParseDuration(text)
 		if err != nil || window < 0 {
-			return fmt.Errorf("--kind %s=%s: give a duration with its unit, e.g. %s=48h, 30m or 90s", kind, text, kind)
+			return usage("--kind %s=%s: give a duration with its unit, e.g. %s=48h, 30m or 90s", kind, text, kind)
 		}
 		req.WindowByKind[kind] = int64(window)
 	}
 	if req.Window == nil && req.RetryHorizon == nil && len(req.GetWindowByKind()) == 0 {
-		return fmt.Errorf("nothing to change: give --window, --kind or --retry-horizon")
+		return usage("nothing to change: give --window, --kind or --retry-horizon")
 	}
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {

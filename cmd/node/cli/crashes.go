@@ -16,14 +16,14 @@ import (
 
 // crashesCommand holds the operator's verbs for what has ended processes.
 type crashesCommand struct {
-	List   crashesListCommand   `cmd:"" default:"withargs" help:"List what handlers had in hand when processes ended, and which commands are refused for it."`
+	List   crashesListCommand   `cmd:"" default:"withargs" help:"List what handlers had in hand when processes ended, and which commands and queries are refused for it."`
 	Forget crashesForgetCommand `cmd:"" help:"Let all nodes run again what they refuse because it has ended processes."`
 }
 
 // crashesListCommand lists crashes of all nodes.
 type crashesListCommand struct {
 	target  `embed:""`
-	Refused bool `help:"Only commands that are refused."`
+	Refused bool `help:"Only commands and queries that are refused."`
 	JSON    bool `name:"json" help:"Print one JSON object per node."`
 }
 
@@ -77,7 +77,7 @@ type crashesForgetCommand struct {
 // they know when they start.
 func (c *crashesForgetCommand) Run(ctx context.Context, std streams) error {
 	if (c.What == "") == !c.All {
-		return errors.New("say what to forget, as node crashes list shows it, or --all")
+		return usage("say what to forget, as node crashes list shows it, or --all")
 	}
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *crashesForgetCommand) Run(ctx context.Context, std streams) error {
 		_, err = fmt.Fprintf(std.out, "%s: %d forgotten\n", res.GetNode(), res.GetForgotten())
 		return err
 	})
-	if err == nil && most == 0 {
+	if err == nil && most == 0 && c.What != "" {
 		return errors.New("no node knows of it: nothing was changed")
 	}
 	return err

@@ -45,10 +45,10 @@ type readyNode struct {
 // Run implements the subcommand.
 func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err error) {
 	if c.Nodes != 1 && c.Nodes != 3 && c.Nodes != 5 {
-		return fmt.Errorf("--nodes is %d: give 1, 3 or 5, so that a majority is clear", c.Nodes)
+		return usage("--nodes is %d: give 1, 3 or 5, so that a majority is clear", c.Nodes)
 	}
 	if c.BasePort < 1 || c.BasePort+10*c.Nodes > 65535 {
-		return fmt.Errorf("--base-port is %d: the ports up to %d must be valid", c.BasePort, c.BasePort+10*c.Nodes)
+		return usage("--base-port is %d: the ports up to %d must be valid", c.BasePort, c.BasePort+10*c.Nodes)
 	}
 	if c.Cluster == "" {
 		c.Cluster = "dev"
@@ -241,8 +241,14 @@ func (c *devCommand) announce(out io.Writer, ready readyFile) error {
 	all, first := strings.Join(addrs, ","), ready.Nodes[0]
 	// As it was called: the program need not be on the path.
 	program := os.Args[0]
+	tokens := ""
+	if c.Tokens != "" {
+		tokens = `
+  export WRIT_TOKEN=...   # one from the table; grpcurl wants -H "authorization: Bearer $WRIT_TOKEN"
+`
+	}
 	_, err := fmt.Fprintf(out, `%d nodes serve all shards. In another terminal:
-
+%s
   %s submit --addr %s --kind account --id alice --key order-1 --command writ.account.v1.Deposit --json '{"amount_minor":500,"currency":"EUR"}'
   %s read   --addr %s --kind account --id alice
   %s audit  --addr %s
@@ -252,7 +258,7 @@ func (c *devCommand) announce(out io.Writer, ready readyFile) error {
   curl http://%s/readyz
 
 Ctrl-C ends the cluster; the data stays in %s.
-`, len(ready.Nodes), program, all, program, all, program, all, first.GRPC, first.HTTP, c.Dir)
+`, len(ready.Nodes), tokens, program, all, program, all, program, all, first.GRPC, first.HTTP, c.Dir)
 	return err
 }
 

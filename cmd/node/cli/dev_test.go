@@ -97,6 +97,20 @@ func TestDevSaysWhatToDo(t *testing.T) {
 	}
 }
 
+// TestDevWithTokens: where calls need a token the commands do not work without one.
+func TestDevWithTokens(t *testing.T) {
+	for _, tokens := range []string{"", "tokens.json"} {
+		var out strings.Builder
+		c := devCommand{clusterFlags: clusterFlags{Tokens: tokens}}
+		if err := c.announce(&out, readyFile{Nodes: []readyNode{{GRPC: "127.0.0.1:1"}}}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(out.String(), "export WRIT_TOKEN="); got != (tokens != "") {
+			t.Errorf("--tokens %q:\n%s", tokens, out.String())
+		}
+	}
+}
+
 func TestSettled(t *testing.T) {
 	status := func(preferred, leader string) *nodev1.StatusResponse {
 		return &nodev1.StatusResponse{

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -66,14 +65,14 @@ func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error)
 	name := c.Entity
 	if c.Event != "" {
 		if c.Key != "" || c.Entity != "" {
-			return nil, 0, errors.New("give --event alone: it names its source")
+			return nil, 0, usage("give --event alone: it names its source")
 		}
 		at := strings.LastIndex(c.Event, "#")
 		if at < 0 {
-			return nil, 0, fmt.Errorf("--event %q: give KIND/ID#N, e.g. account/alice#3", c.Event)
+			return nil, 0, usage("--event %q: give KIND/ID#N, e.g. account/alice#3", c.Event)
 		}
 		if number, err = strconv.ParseUint(c.Event[at+1:], 10, 64); err != nil || number == 0 {
-			return nil, 0, fmt.Errorf("--event %q: events of a source are numbered from 1", c.Event)
+			return nil, 0, usage("--event %q: events of a source are numbered from 1", c.Event)
 		}
 		name = c.Event[:at]
 	}
@@ -82,9 +81,9 @@ func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error)
 	case c.Event != "":
 		what = "the source of --event"
 	case c.Entity == "" && c.Key != "":
-		return nil, 0, errors.New("say on which entity the key was used: --entity KIND/ID --key KEY")
+		return nil, 0, usage("say on which entity the key was used: --entity KIND/ID --key KEY")
 	case c.Entity == "":
-		return nil, 0, errors.New("say what to explain: --entity KIND/ID, --entity KIND/ID --key KEY, or --event KIND/ID#N")
+		return nil, 0, usage("say what to explain: --entity KIND/ID, --entity KIND/ID --key KEY, or --event KIND/ID#N")
 	}
 	ref, err = parseRef(what, c.Tenant, name)
 	return ref, number, err
@@ -128,7 +127,7 @@ func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen
 		x.say(0, "Key %q: %s was rejected by rule, accepted %s: %s: %s. It has no effect, and every retry gets this answer.",
 			key, k.GetCommandType(), x.ago(k.GetAcceptedAt()), outcome.GetReason(), outcome.GetMessage())
 	case recordv1.Outcome_CANCELLED:
-		x.say(0, "Key %q was cancelled %s: its command will never execute.", key, x.ago(k.GetAcceptedAt()))
+		x.say(0, "Key %q was cancelled %s: its command will never execute within the key's window.", key, x.ago(k.GetAcceptedAt()))
 	case recordv1.Outcome_DECISION_UNSPECIFIED:
 		x.say(0, "Key %q holds an outcome that this program does not know.", key)
 	}
@@ -136,9 +135,7 @@ func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen
 	if outcome.GetDecision() != recordv1.Outcome_EXECUTED {
 		return
 	}
-	waiting := x.rows(ctx, 1, ref, seen, func(row *recordv1.Row) bool {
-		return row.GetAcceptedAt() == k.GetAcceptedAt() && row.GetParent() == nil
-	})
+	waiting := x.rows(ctx, 1, ref, seen, func(row *recordv1.Row) bool { return emittedBy(k, outcome, row) })
 	if waiting == 0 && outcome.GetRows() == 0 {
 		x.say(0, "None of its events waits: all that it emitted are confirmed by their destinations, or it emitted none.")
 	}
@@ -151,6 +148,22 @@ func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen
 	} else if outcome.GetRows() > 0 {
 		x.say(0, "It was not traced: times and attempts of confirmed deliveries are not kept.")
 	}
+}
+
+// emittedBy reports whether a command emitted a row. Its outcome names its rows by
+// lane. One that names no lanes is matched by the time of acceptance, which two
+// commands of an entity share if their clients gave both one time of issue that was
+// ahead of the leader's clock.
+func emittedBy(k *recordv1.Key, outcome *recordv1.Outcome, row *recordv1.Row) bool {
+	if len(outcome.GetEmitted()) == 0 {
+		return row.GetAcceptedAt() == k.GetAcceptedAt() && row.GetParent() == nil
+	}
+	for _, e := range outcome.GetEmitted() {
+		if e.GetKind() == row.GetDestination().GetKind() && e.GetId() == row.GetDestination().GetId() {
+			return row.GetLaneSequence() >= e.GetLaneSequence() && row.GetLaneSequence()-e.GetLaneSequence() < uint64(e.GetRows())
+		}
+	}
+	return false
 }
 
 // emitted tells where a command's events went, and how far what came of them is.
@@ -170,8 +183,8 @@ func (x *explainer) emitted(ctx context.Context, ref *recordv1.Ref, seen *nodev1
 	before := quiet.walk(ctx, ref, seen, outcome)
 	w := x.walk(ctx, ref, seen, outcome)
 	switch {
-	case w.waiting > 0:
-		x.say(0, "%s behind it, and may come of it.", events(w.waiting)+wait(w.waiting))
+	case w.waiting() > 0:
+		x.say(0, "%s behind it, and may come of it.", events(w.waiting())+wait(w.waiting()))
 	case w.unknown > 0 || w.cut:
 		x.say(0, "Nothing that was looked at waits; not all could be looked at.")
 	case w.numbered != before.numbered:
@@ -183,7 +196,7 @@ func (x *explainer) emitted(ctx context.Context, ref *recordv1.Ref, seen *nodev1
 
 // walk follows a command's events from entity to entity.
 func (x *explainer) walk(ctx context.Context, ref *recordv1.Ref, seen *nodev1.InspectResponse, outcome *recordv1.Outcome) *walk {
-	w := &walk{seen: map[string]bool{}}
+	w := &walk{seen: map[string]bool{}, lanes: map[[2]string]uint64{}}
 	for _, e := range outcome.GetEmitted() {
 		to := &recordv1.Ref{Tenant: ref.GetTenant(), Kind: e.GetKind(), Id: e.GetId()}
 		there, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: to, Source: ref})
@@ -195,8 +208,10 @@ func (x *explainer) walk(ctx context.Context, ref *recordv1.Ref, seen *nodev1.In
 		last := e.GetLaneSequence() + uint64(e.GetRows()) - 1
 		lane := laneTo(seen, to)
 		x.say(1, "%s in its lane to %s: %s.", rowsOf(e), nameOf(to), delivered(lane, last, there.GetApplied()))
-		if lane.GetConfirmed() < last {
-			w.waiting += last - lane.GetConfirmed()
+		if lane == nil { // not among the lanes that are shown
+			w.cut = true
+		} else if lane.GetConfirmed() < last {
+			w.waits(ref, to, last-lane.GetConfirmed())
 		}
 		x.onward(ctx, 2, to, there, w)
 	}
@@ -207,9 +222,25 @@ func (x *explainer) walk(ctx context.Context, ref *recordv1.Ref, seen *nodev1.In
 type walk struct {
 	seen     map[string]bool
 	numbered uint64 // events, of all entities seen
-	waiting  uint64 // of them
 	unknown  int    // entities that could not be asked
 	cut      bool
+	// lanes are the events that wait, by source and destination: a walk may come
+	// back to a lane that it has counted.
+	lanes map[[2]string]uint64
+}
+
+// waits notes that events wait in a lane.
+func (w *walk) waits(from, to *recordv1.Ref, n uint64) {
+	lane := [2]string{nameOf(from), nameOf(to)}
+	w.lanes[lane] = max(w.lanes[lane], n)
+}
+
+// waiting are the events that wait.
+func (w *walk) waiting() (n uint64) {
+	for _, waits := range w.lanes {
+		n += waits
+	}
+	return n
 }
 
 // entitiesWalked bounds a walk.
@@ -231,7 +262,7 @@ func (x *explainer) onward(ctx context.Context, depth int, at *recordv1.Ref, see
 		text := "all confirmed"
 		if pending > 0 {
 			text = events(pending) + wait(pending)
-			w.waiting += pending
+			w.waits(at, to, pending)
 		}
 		x.say(depth, "%s has emitted %s to %s: %s.", nameOf(at), events(lane.GetNumbered()), nameOf(to), text)
 		if w.seen[nameOf(to)] {
@@ -254,6 +285,8 @@ func (x *explainer) onward(ctx context.Context, depth int, at *recordv1.Ref, see
 // delivered says how far rows up to the last are.
 func delivered(lane *recordv1.Lane, last, applied uint64) string {
 	switch {
+	case lane == nil && applied >= last:
+		return "applied there, once"
 	case lane.GetConfirmed() >= last && lane.GetSkipped() > 0:
 		return fmt.Sprintf("confirmed; of this lane an operator has skipped %d", lane.GetSkipped())
 	case lane.GetConfirmed() >= last:

@@ -91,6 +91,24 @@ func TestExplainFollowsTheChain(t *testing.T) {
 	}
 }
 
+// TestExplainTellsCommandsApart covers two commands that were accepted at one time:
+// each has its own rows.
+func TestExplainTellsCommandsApart(t *testing.T) {
+	k := &recordv1.Key{AcceptedAt: 5}
+	second := &recordv1.Outcome{Rows: 2, Emitted: []*recordv1.Emitted{{Kind: "account", Id: "b", LaneSequence: 2, Rows: 2}}}
+	for i, row := range laneOf(nil).GetRows() {
+		if got := emittedBy(k, second, row); got != (i > 0) {
+			t.Errorf("row %d: %t", row.GetLaneSequence(), got)
+		}
+		if !emittedBy(k, &recordv1.Outcome{Rows: 100}, row) {
+			t.Errorf("row %d of an outcome without lanes is lost", row.GetLaneSequence())
+		}
+	}
+	if elsewhere := (&recordv1.Row{Destination: ref("c"), LaneSequence: 2, AcceptedAt: 5}); emittedBy(k, second, elsewhere) {
+		t.Error("a row of another lane is taken for its own")
+	}
+}
+
 func TestExplainSubject(t *testing.T) {
 	for name, tt := range map[string]struct {
 		c      explainCommand

@@ -126,11 +126,28 @@ func TestExplainWhatStillWaits(t *testing.T) {
 			t.Errorf("nothing says %q in:\n%s", want, out.String())
 		}
 	}
+	// b has answered a: the walk comes back to the lane that it began with.
+	from.Outgoing[0] = lane("b", 5, 4, 0)
+	by["b"].GetOutgoing()[1].Lane.Confirmed = 3
+	out.Reset()
+	x.emitted(t.Context(), ref("a"), from, outcome)
+	if !strings.Contains(out.String(), "\n1 event waits behind it") {
+		t.Errorf("one event waits:\n%s", out.String())
+	}
+	// The lane is not among those that are shown.
+	shown := from.GetOutgoing()
+	from.Outgoing, from.Cut = shown[1:], true
+	out.Reset()
+	x.emitted(t.Context(), ref("a"), from, outcome)
+	if got := out.String(); !strings.Contains(got, "Rows 4 to 5 in its lane to account/b: applied there, once.") || !strings.Contains(got, "\nNothing that was looked at waits; not all") {
+		t.Errorf("nothing waits in a lane that is not shown:\n%s", got)
+	}
+	from.Outgoing, from.Cut = shown, false
+	from.Outgoing[0] = lane("b", 5, 5, 0)
 	for i := range 40 { // a chain that is longer than a walk
 		by["d"].Outgoing = append(by["d"].GetOutgoing(), lane(fmt.Sprint("e", i), 1, 1, 0))
 		by[fmt.Sprint("e", i)] = &nodev1.InspectResponse{}
 	}
-	by["b"].GetOutgoing()[1].Lane.Confirmed = 3
 	out.Reset()
 	x.emitted(t.Context(), ref("a"), from, outcome)
 	if !strings.Contains(out.String(), "not all could be looked at") {

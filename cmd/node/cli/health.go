@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,13 +23,16 @@ type healthCommand struct {
 	Wait time.Duration `help:"Go on asking for this long until the node is ready."`
 }
 
+// askTimeout bounds one question: a node that is frozen takes it and says nothing.
+const askTimeout = 5 * time.Second
+
 // Run implements the subcommand.
 func (c *healthCommand) Run(ctx context.Context, std streams) error {
 	if err := client.CheckAddress(c.HTTP); err != nil {
 		return &usageError{fmt.Errorf("--http: %w", err)}
 	}
 	log.SetOutput(io.Discard) // net/http writes there of servers that speak first
-	ctx, cancel := context.WithTimeout(ctx, max(c.Wait, 5*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Wait, askTimeout))
 	defer cancel()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -58,6 +62,8 @@ func (c *healthCommand) Run(ctx context.Context, std streams) error {
 }
 
 func (c *healthCommand) ask(ctx context.Context) (ok bool, text string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+loopback(c.HTTP)+c.Path, nil)
 	if err != nil {
 		return false, "", err

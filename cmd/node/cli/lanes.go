@@ -43,7 +43,7 @@ func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
 			return nil, err
 		}
 		if f.Kind != "" && f.Kind != ref.GetKind() {
-			return nil, fmt.Errorf("--entity %q is not of --kind %q: give one of them", f.Entity, f.Kind)
+			return nil, usage("--entity %q is not of --kind %q: give one of them", f.Entity, f.Kind)
 		}
 		out.SourceKind, out.SourceId = ref.GetKind(), ref.GetId()
 	}
@@ -297,7 +297,7 @@ func (c *lanesShowCommand) lane() (name *nodev1.LaneName, err error) {
 		return nil, err
 	}
 	if c.To == "" {
-		return nil, fmt.Errorf("name the destination, too: node lanes show %s KIND/ID, e.g. %s statement/all", c.From, c.From)
+		return nil, usage("name the destination, too: node lanes show %s KIND/ID, e.g. %s statement/all", c.From, c.From)
 	}
 	name.Destination, err = parseRef("the destination", c.Tenant, c.To)
 	return name, err
@@ -308,7 +308,7 @@ func (c *lanesShowCommand) lane() (name *nodev1.LaneName, err error) {
 func parseRef(what, tenant, text string) (*recordv1.Ref, error) {
 	kind, id, ok := strings.Cut(text, "/")
 	if !ok || kind == "" || id == "" {
-		return nil, fmt.Errorf("%s %q: give KIND/ID, e.g. account/alice", what, text)
+		return nil, usage("%s %q: give KIND/ID, e.g. account/alice", what, text)
 	}
 	return &recordv1.Ref{Tenant: tenant, Kind: kind, Id: id}, nil
 }

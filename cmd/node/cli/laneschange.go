@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	nodev1 "writ/proto/writ/node/v1"
@@ -84,7 +83,7 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 	steps func(context.Context, foundLane) []*nodev1.ChangeLaneRequest,
 ) error {
 	if c.empty() && !c.All {
-		return errors.New("say which lanes: --entity, --kind, --destination, --reason, --tenant, or --all")
+		return usage("say which lanes: --entity, --kind, --destination, --reason, --tenant, or --all")
 	}
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {

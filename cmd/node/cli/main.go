@@ -50,6 +50,9 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
+// usage is an error about the command line itself.
+func usage(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
 // errSilent ends the process with status 1 when everything is said already.
 var errSilent = errors.New("")
 

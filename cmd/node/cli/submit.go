@@ -24,6 +24,7 @@ type submitCommand struct {
 	ID      string        `name:"id" help:"Id of the entity."`
 	Key     string        `help:"Idempotency key. Retry with the same one; a new key is a new command."`
 	Command string        `placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
+	Issued  time.Time     `name:"issued-at" placeholder:"RFC3339" help:"When the command was first sent, for a retry: a key that may be forgotten since then is EXPIRED, not executed again. Default: now."`
 	JSON    jsonFlag      `name:"json" placeholder:"[{...}]" help:"With a value: the command's fields, e.g. --json '{\"amount_minor\":5}'. Alone: print the result as one JSON object. It may be given twice, once for each."`
 	File    string        `help:"Send each line of this file instead: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. \"issued_at\" may be added. Lines of one entity keep their order. - for standard input."`
 	Clients int           `default:"64" help:"Commands in flight with --file."`
@@ -41,7 +42,7 @@ func (c *submitCommand) Run(ctx context.Context, std streams) error {
 func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	for _, need := range []struct{ flag, value string }{{"kind", c.Kind}, {"id", c.ID}, {"key", c.Key}, {"command", c.Command}} {
 		if need.value == "" {
-			return fmt.Errorf("--%s is missing: name the entity, the key and the command, or give --file", need.flag)
+			return usage("--%s is missing: name the entity, the key and the command, or give --file", need.flag)
 		}
 	}
 	body := c.JSON.body
@@ -61,7 +62,7 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	out, err := cl.Submit(ctx, c.Kind, c.ID, c.Key, command, client.SubmitOptions{})
+	out, err := cl.Submit(ctx, c.Kind, c.ID, c.Key, command, client.SubmitOptions{IssuedAt: c.Issued})
 	if err != nil {
 		return err
 	}
@@ -79,6 +80,14 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	}
 	fmt.Fprintf(std.err, "%s; accepted %s, version %d\n", what, out.AcceptedAt.Format(time.RFC3339Nano), out.Version)
 	return nil
+}
+
+// issued is --issued-at as a text, "" if it was not given.
+func (c *submitCommand) issued() string {
+	if c.Issued.IsZero() {
+		return ""
+	}
+	return c.Issued.String()
 }
 
 // nameCommands has a node list the commands of the kind, for a name that nobody
@@ -100,11 +109,12 @@ type submitSummary struct {
 	Replayed int64 `json:"replayed"`
 	Rejected int64 `json:"rejected"`
 	// Failed are all commands without an outcome: Refused, which the same file
-	// never changes, Unknown, which may have been executed, Held, which were not
-	// sent because one before them for the same entity has no outcome, and those
-	// for which the time was over.
+	// never changes, Expired, whose keys are no longer remembered, Unknown, which
+	// may have been executed, Held, which were not sent because one before them for
+	// the same entity has no outcome, and those for which the time was over.
 	Failed  int64   `json:"failed"`
 	Refused int64   `json:"refused"`
+	Expired int64   `json:"expired"`
 	Unknown int64   `json:"unknown"`
 	Held    int64   `json:"held"`
 	Retries int64   `json:"retries"`
@@ -113,13 +123,13 @@ type submitSummary struct {
 
 func (c *submitCommand) runFile(ctx context.Context, std streams) error {
 	if c.Clients < 1 {
-		return errors.New("--clients must be at least 1")
+		return usage("--clients must be at least 1")
 	}
 	for _, other := range []struct{ flag, value string }{
-		{"kind", c.Kind}, {"id", c.ID}, {"key", c.Key}, {"command", c.Command}, {"json '{...}'", c.JSON.body},
+		{"kind", c.Kind}, {"id", c.ID}, {"key", c.Key}, {"command", c.Command}, {"json '{...}'", c.JSON.body}, {"issued-at", c.issued()},
 	} {
 		if other.value != "" {
-			return fmt.Errorf("--%s does not go with --file: each line of the file says it for itself", other.flag)
+			return usage("--%s does not go with --file: each line of the file says it for itself", other.flag)
 		}
 	}
 	// The whole file is read and checked first: a bad line is reported before
@@ -160,11 +170,14 @@ func (s submitSummary) verdict() error {
 	if s.Refused > 0 {
 		texts = append(texts, fmt.Sprintf("%d refused, and not executed: mend them, the same lines will be refused again", s.Refused))
 	}
+	if s.Expired > 0 {
+		texts = append(texts, fmt.Sprintf("%d were issued before what is remembered: whether they took effect nobody can say; the same file does not help: take their lines out once it is found out", s.Expired))
+	}
 	again := make([]string, 0, 2)
 	if s.Unknown > 0 {
 		again = append(again, fmt.Sprintf("%d may have been executed", s.Unknown))
 	}
-	if late := s.Failed - s.Refused - s.Unknown - s.Held; late > 0 {
+	if late := s.Failed - s.Refused - s.Expired - s.Unknown - s.Held; late > 0 {
 		again = append(again, fmt.Sprintf("%d not executed, their time was over", late))
 	}
 	if s.Held > 0 {
@@ -245,6 +258,8 @@ func submitLine(ctx context.Context, cl *client.Client, l commandLine, timeout t
 	case err != nil:
 		atomic.AddInt64(&sum.Failed, 1)
 		switch e, _ := errors.AsType[*client.Error](err); {
+		case e != nil && e.Reason == client.ReasonExpired: // it is unknown too, and stays so
+			atomic.AddInt64(&sum.Expired, 1)
 		case client.IsUnknown(err):
 			atomic.AddInt64(&sum.Unknown, 1)
 		case e != nil && e.Err == nil: // a node has said so, and does not take it back

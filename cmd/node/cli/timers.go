@@ -37,7 +37,7 @@ func (c *timersListCommand) request() (*nodev1.ListTimersRequest, error) {
 			return nil, err
 		}
 		if c.Kind != "" && c.Kind != ref.GetKind() {
-			return nil, fmt.Errorf("--entity %q is not of --kind %q: give one of them", c.Entity, c.Kind)
+			return nil, usage("--entity %q is not of --kind %q: give one of them", c.Entity, c.Kind)
 		}
 		req.Kind, req.Id = ref.GetKind(), ref.GetId()
 		if req.GetTenant() == "" {

@@ -33,6 +33,8 @@ type messageTypes struct {
 	// files are all that nodes have told, by path, and told what is made of them.
 	files map[string]*descriptorpb.FileDescriptorProto
 	told  *dynamicpb.Types
+	// silent is why no node could be asked: each further question would wait as long.
+	silent error
 }
 
 // types looks messages up, at the nodes of t where this program lacks them. Close
@@ -90,8 +92,12 @@ func (m *messageTypes) ask(name protoreflect.FullName) error {
 		return &unknownTypeError{name}
 	}
 	if m.conn == nil {
+		if m.silent != nil {
+			return m.silent
+		}
 		conn, shut, err := m.target.connect(m.ctx, answersReflection)
 		if err != nil {
+			m.silent = err
 			return err
 		}
 		m.conn, m.shut = conn, shut

@@ -200,9 +200,9 @@ func (r *replicas) Open(c cluster.ReplicaConfig) error {
 
 // Reopen implements cluster.Replicas. The gate of the failed replica goes first:
 // it has the old store.
-func (r *replicas) Reopen(c cluster.ReplicaConfig) error {
+func (r *replicas) Reopen(c cluster.ReplicaConfig) (opened bool, err error) {
 	if !r.parts.host.Reopenable(c.Shard) {
-		return nil
+		return false, nil
 	}
 	r.mu.Lock()
 	delete(r.leases, c.Shard)
@@ -212,9 +212,9 @@ func (r *replicas) Reopen(c cluster.ReplicaConfig) error {
 		if r.parts.host.Replica(c.Shard) == nil {
 			r.dropped(c.Shard) // nobody corrects its last word
 		}
-		return err
+		return false, err
 	}
-	return r.gate(c)
+	return true, r.gate(c)
 }
 
 func shardConfig(c cluster.ReplicaConfig) replica.ShardConfig {

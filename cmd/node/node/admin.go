@@ -249,9 +249,9 @@ func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStream
 }
 
 // DiskProbe implements AdminService.
-func (a *admin) DiskProbe(_ context.Context, req *nodev1.DiskProbeRequest) (*nodev1.DiskProbeResponse, error) {
+func (a *admin) DiskProbe(ctx context.Context, req *nodev1.DiskProbeRequest) (*nodev1.DiskProbeResponse, error) {
 	pause := min(max(time.Duration(req.GetPause()), 0), probePauseMax)
-	p50, p99, err := probeDisk(a.node.cfg.Dir, int(min(max(req.GetSamples(), 1), probeSamplesMax)), pause)
+	p50, p99, err := probeDisk(ctx, a.node.cfg.Dir, int(min(max(req.GetSamples(), 1), probeSamplesMax)), pause)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
 	}

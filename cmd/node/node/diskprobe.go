@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,8 +16,8 @@ const probeBlock = 4096
 
 // probeDisk measures writing and fdatasync-ing 4 KiB in dir: what one durable
 // acknowledgement costs at least. It pauses before each sample, and returns the
-// median and the 99th percentile.
-func probeDisk(dir string, samples int, pause time.Duration) (p50, p99 time.Duration, err error) {
+// median and the 99th percentile. It ends with its caller: a stop waits for it.
+func probeDisk(ctx context.Context, dir string, samples int, pause time.Duration) (p50, p99 time.Duration, err error) {
 	f, err := os.CreateTemp(dir, "probe-*")
 	if err != nil {
 		return 0, 0, fmt.Errorf("disk probe in %s: %w", filepath.Base(dir), err)
@@ -27,7 +28,11 @@ func probeDisk(dir string, samples int, pause time.Duration) (p50, p99 time.Dura
 	idle := time.NewTimer(pause)
 	defer idle.Stop()
 	for i := range samples {
-		<-idle.C
+		select {
+		case <-idle.C:
+		case <-ctx.Done():
+			return 0, 0, fmt.Errorf("disk probe: %w", ctx.Err())
+		}
 		start := time.Now()
 		if _, err := f.WriteAt(block, int64(i)*probeBlock); err != nil {
 			return 0, 0, fmt.Errorf("disk probe: %w", err)

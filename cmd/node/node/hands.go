@@ -52,7 +52,8 @@ const (
 	// A slot is a flag, the length of a text, and the text.
 	handSize = 1024
 	handHead = 8
-	// crashesKept is how long a crash is remembered.
+	// crashesKept is how long a crash is remembered. It is forgotten when the node
+	// starts, and by other nodes when they or this one start.
 	crashesKept = 24 * time.Hour
 )
 

@@ -227,7 +227,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 	n.auditor, n.watcher = newAuditor(n, registry), newWatcher(n)
 	writv1.RegisterGuaranteeServiceServer(n.server.Registrar(), &guaranteeService{node: n, credentials: credentials})
 	registry.MustRegister(shardCollector{n}, guaranteeCollector{n}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "writ_crashes_in_hand", Help: "Commands and events that handlers had in hand when a process of this node ended, in the last 24 h.",
+		Name: "writ_crashes_in_hand", Help: "Commands, queries and events that handlers had in hand when a process of this node ended, in the last 24 h before its last start.",
 	}, func() float64 { return float64(n.hands.known()) }))
 	n.http = newHTTPServer(n.Readiness, func() bool { return n.parts() != nil }, registry)
 	return nil

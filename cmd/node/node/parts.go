@@ -63,17 +63,37 @@ func (n *Node) form(ctx context.Context) error {
 
 // watchMeta passes changes of the meta group on.
 func (n *Node) watchMeta(ctx context.Context, p *parts) {
+	atChanges(ctx, p.meta.Changed, func() error {
+		n.checkStart(p)
+		p.agent.Poke()
+		n.router.Wake()
+		err := n.identity.NoteFormat(replica.ActiveFormat(p.meta.State()))
+		if err != nil {
+			n.log.Warn("the active format is not noted, which is tried again", slog.Any("error", err))
+		}
+		return err
+	})
+}
+
+// againAfter is the pause before what has failed at a change is done again.
+const againAfter = 10 * time.Second
+
+// atChanges calls do at every change until the context ends, and again after a
+// pause if it has failed: the next change may never come.
+func atChanges(ctx context.Context, changed func() <-chan struct{}, do func() error) {
+	again := time.NewTimer(againAfter)
+	again.Stop()
+	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.meta.Changed():
-			n.checkStart(p)
-			if err := n.identity.NoteFormat(replica.ActiveFormat(p.meta.State())); err != nil {
-				n.log.Warn("the active format is not noted", slog.Any("error", err))
-			}
-			p.agent.Poke()
-			n.router.Wake()
+		case <-again.C:
+		case <-changed():
+		}
+		again.Stop()
+		if err := do(); err != nil {
+			again.Reset(againAfter)
 		}
 	}
 }
@@ -200,10 +220,10 @@ func (p *parts) freshness(shard uint32) (logIndex uint64, age time.Duration) {
 	return st.AppliedIndex, max(0, time.Since(st.Contact))
 }
 
-// close ends the parts from the outside in.
 // handlersTimeout bounds the wait for handlers that run.
 const handlersTimeout = time.Second
 
+// close ends the parts from the outside in.
 func (p *parts) close(ctx context.Context) error {
 	// A handler that hangs must not keep the stores from being flushed and closed;
 	// its lease ends with them.

@@ -81,7 +81,8 @@ func timerPage(store *persistence.Store, req *nodev1.ListTimersRequest, position
 		if one {
 			of = entity.Ref{Tenant: req.GetTenant(), Kind: req.GetKind(), ID: req.GetId()}
 		}
-		return page, store.TimersAfter(of, position, pageTimers, add)
+		err = store.TimersAfter(of, position, pageTimers, add)
+		return page, err
 	}
 	until := int64(1<<63 - 1)
 	if req.GetLateOnly() {

@@ -306,6 +306,24 @@ func TestRefusedRowsAreTraced(t *testing.T) {
 	}
 }
 
+// TestFailedHandlersAreTraced covers that a span says how a handler has failed, and
+// nothing of what it said.
+func TestFailedHandlersAreTraced(t *testing.T) {
+	col := newCollector(t)
+	c := newCluster(t, 1, func(cfg *node.Config) { newActing().conf(cfg); col.conf(cfg) })
+	cl := writv1.NewEntityServiceClient(c.dial("n1"))
+	for what, want := range map[string]string{"panic": "the handler panicked", "error": "the handler returned an error that is no rejection"} {
+		req := command(t, "actor", what, "k", &testingv1.Act{What: what})
+		if got := submit(traced(t.Context(), "01"), cl, req); got.reason != "HANDLER_PANIC" {
+			t.Fatal(got)
+		}
+		s := col.await(t, callersTrace, "writ.commit", map[string]string{"entity.id": what})
+		if !s.failed || !strings.HasPrefix(s.status, want) || strings.Contains(s.status, "as told") {
+			t.Errorf("%v: want %q", s, want)
+		}
+	}
+}
+
 // TestTimersAreTraced covers that what a timer does belongs to the trace of the
 // command that set it.
 func TestTimersAreTraced(t *testing.T) {

@@ -3546,7 +3546,7 @@ type Crash struct {
 	Elsewhere uint32 `protobuf:"varint,3,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
 	// Last time on this node, Unix nanoseconds; 0: never.
 	Last int64 `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
-	// A client's command that is not run any more.
+	// A client's command or query that is not run any more.
 	Refused       bool `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
