@@ -212,7 +212,7 @@ func errKeyReused() *entity.Error {
 }
 
 func errCancelled() *entity.Error {
-	return entity.Errorf(entity.Cancelled, "the key was cancelled: its command will never execute")
+	return entity.Errorf(entity.Cancelled, "the key was cancelled: its command will not execute within the key's window")
 }
 
 // unreadable answers when the store fails.
