@@ -16,7 +16,6 @@ import (
 // TestWithoutALeaderVerbsSayOfWhat: an operator who looks for the trouble is told
 // which shard has none, and where to look, not of a refused connection.
 func TestWithoutALeaderVerbsSayOfWhat(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 3, nil)
 	admin := c.admin() // of n1
 	for _, name := range []string{"n2", "n3"} {

@@ -212,7 +212,6 @@ func (s *supervised) submit(ctx context.Context, cl *client.Client, id, what str
 // A command, an event, a timer and a query that end the process are each stopped
 // after three times; then the node lives, and nothing else has been lost.
 func TestWhatEndsTheProcessIsStopped(t *testing.T) {
-	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s := supervise(t, 1)
@@ -309,7 +308,6 @@ func TestWhatEndsTheProcessIsStopped(t *testing.T) {
 // A command that ends processes is stopped by all nodes together: what one knows
 // the others hear when it starts again.
 func TestCrashesAreCountedTogether(t *testing.T) {
-	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	s := supervise(t, 3)

@@ -265,7 +265,6 @@ func TestUnknownFieldStoresNothing(t *testing.T) {
 
 // TestScopeOfKeys covers that a key belongs to one entity and one command (C031).
 func TestScopeOfKeys(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 1, newActing().conf)
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
 	calls := []*writv1.SubmitRequest{

@@ -30,7 +30,6 @@ func awaitFailure(t *testing.T, n *node.Node, want string) {
 // A folder that holds the identity and nothing else must not be served from as if
 // the node had never acknowledged anything (C002).
 func TestIdentityWithoutItsDataIsRefused(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 1, nil)
 	c.stop()
 	dir := filepath.Join(c.dir, "n1")
@@ -56,7 +55,6 @@ func TestIdentityWithoutItsDataIsRefused(t *testing.T) {
 
 // A node whose folder is gone would acknowledge what no later start can find (C075).
 func TestNodeEndsWhenItsFolderIsDeleted(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 3, nil)
 	if err := os.Rename(filepath.Join(c.dir, "n2"), filepath.Join(c.dir, "away")); err != nil {
 		t.Fatal(err)

@@ -67,7 +67,6 @@ func (c *testCluster) awaitPrecondition(name, precondition string, met bool) *wr
 }
 
 func TestGuaranteeStatesFiveClauses(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 3, func(cfg *node.Config) { newActing().conf(cfg); cfg.AuditInterval = 100 * time.Millisecond })
 	if _, err := c.client().Submit(t.Context(), "account", "a", "k", eur(1), clientOptions()); err != nil {
 		t.Fatal(err)
@@ -202,7 +201,6 @@ func (c *testCluster) phantom() {
 // TestLostEventIsFound covers the other half: rows confirmed at the source that the
 // destination has never applied.
 func TestLostEventIsFound(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 1, func(cfg *node.Config) { newActing().conf(cfg); cfg.AuditInterval = 100 * time.Millisecond })
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
 	req := command(t, "actor", "a", "k", &testingv1.Act{What: "emit", ToKind: "actor", ToId: "b", Text: "no"}) // refused by b
@@ -228,7 +226,6 @@ func TestLostEventIsFound(t *testing.T) {
 // TestDriftIsRefused covers that a node whose settings are not the cluster's
 // contract does not stay up, and that one without settings follows the contract.
 func TestDriftIsRefused(t *testing.T) {
-	t.Parallel()
 	window := time.Duration(0)
 	c := newCluster(t, 1, func(cfg *node.Config) { cfg.Window = window })
 	for _, w := range []time.Duration{0, 24 * time.Hour} { // followed, and given as it is

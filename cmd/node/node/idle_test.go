@@ -14,7 +14,6 @@ import (
 // A cluster that nobody uses writes nothing into its logs, whatever its auditor,
 // its relays and its timers do.
 func TestIdleClusterWritesNothing(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 3, nil)
 	cl := c.client()
 	for i := range 20 {

@@ -82,7 +82,6 @@ func (c *testCluster) state(kind, id string) int64 {
 }
 
 func TestOperatorsVerbs(t *testing.T) {
-	t.Parallel()
 	p := &picky{}
 	p.closed.Store(true)
 	c := newCluster(t, 3, func(cfg *node.Config) { cfg.Kinds = p.kinds() })

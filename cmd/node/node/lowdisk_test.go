@@ -15,7 +15,6 @@ import (
 // A node whose disk is low from its start on may be elected all the same, and must
 // not keep what it got: it refuses commands (C075).
 func TestNodeThatStartsOnALowDiskDoesNotLead(t *testing.T) {
-	t.Parallel()
 	c := &testCluster{t: t, dir: t.TempDir(), names: []string{"n1", "n2", "n3"}, nodes: map[string]*node.Node{}}
 	c.conf = func(cfg *node.Config) {
 		if cfg.ID == "n1" {

@@ -66,7 +66,6 @@ func TestCommandTakesEffectOnce(t *testing.T) {
 // rows and marks are the same after any number of restarts, and so is the hash
 // over all of them.
 func TestRestartsChangeNothing(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 3, nil)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -86,7 +86,6 @@ func submit(ctx context.Context, cl writv1.EntityServiceClient, req *writv1.Subm
 // TestOutcomeTable covers every row of the table in docs/guarantee.md that can be
 // provoked from outside, over the wire.
 func TestOutcomeTable(t *testing.T) {
-	t.Parallel()
 	acts := newActing()
 	c := newCluster(t, 1, acts.conf)
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
@@ -258,7 +257,6 @@ func inFlight(t *testing.T, cl writv1.EntityServiceClient) {
 
 // TestQuorumLost covers UNAVAILABLE.
 func TestQuorumLost(t *testing.T) {
-	t.Parallel()
 	acts := newActing()
 	c := newCluster(t, 3, acts.conf)
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
@@ -295,7 +293,6 @@ func TestQuorumLost(t *testing.T) {
 // goes. What the answer promises is then put to the test: with the quorum back, the
 // same key tells the outcome, and every command has taken effect once.
 func TestOutcomeUnknown(t *testing.T) {
-	t.Parallel()
 	acts := newActing()
 	c := newCluster(t, 3, acts.conf)
 	conn := c.dial("n1")
@@ -376,7 +373,6 @@ func TestOutcomeUnknown(t *testing.T) {
 
 // TestCredentials covers the rows about who calls.
 func TestCredentials(t *testing.T) {
-	t.Parallel()
 	tokens := filepath.Join(t.TempDir(), "tokens.json")
 	if err := os.WriteFile(tokens, []byte(`{"token-a": "acme", "token-b": "other", "token-o": {"tenant": "acme", "admin": true}}`), 0o600); err != nil {
 		t.Fatal(err)

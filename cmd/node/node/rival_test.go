@@ -13,7 +13,6 @@ import (
 // nothing of each other's keys: the smaller one must not look healthy, nor either
 // of two equal ones; a stray node must not take a whole cluster down (C020).
 func TestTwoClustersOfOneNameAreNotBothReady(t *testing.T) {
-	t.Parallel()
 	for name, size := range map[string]int{"as large": 1, "larger": 2} {
 		t.Run(name, func(t *testing.T) {
 			ours := newCluster(t, size, nil)

@@ -20,7 +20,6 @@ import (
 // TestRefusalNamesTheLeader covers that a node which does not lead says who does,
 // so that a caller whose table is older need not ask around.
 func TestRefusalNamesTheLeader(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 3, nil)
 	ref := entity.Ref{Tenant: "default", Kind: "account", ID: "a"}
 	shard, leader := c.leader(ref.Kind, ref.ID)
@@ -50,7 +49,6 @@ func TestRefusalNamesTheLeader(t *testing.T) {
 // TestReplicaMovedAwayIsForgotten covers that a node whose replica was moved away
 // still knows who leads the shard.
 func TestReplicaMovedAwayIsForgotten(t *testing.T) {
-	t.Parallel()
 	c := newCluster(t, 4, nil)
 	const shard = 0
 	st, err := c.admin().Status(t.Context(), &nodev1.StatusRequest{})

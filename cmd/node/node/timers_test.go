@@ -49,7 +49,6 @@ func (k *alarms) kinds() []entity.Definer {
 // Timers fire once and not early, although leaderships move while they are due, and
 // all nodes are stopped and started.
 func TestTimersSurvive(t *testing.T) {
-	t.Parallel()
 	const entities = 20
 	k := &alarms{}
 	c := newCluster(t, 3, func(cfg *node.Config) { cfg.Kinds = k.kinds() })
@@ -100,7 +99,6 @@ func TestTimersSurvive(t *testing.T) {
 // What is listed of timers: by time, by entity, those that are late and those that
 // are parked, from any node, without their messages.
 func TestTimersAreListed(t *testing.T) {
-	t.Parallel()
 	k := &alarms{}
 	failing := entity.NewKind[*wrapperspb.Int64Value]("failing")
 	entity.Handle(failing, func(c *entity.Context, s *wrapperspb.Int64Value, cmd *wrapperspb.StringValue) (*wrapperspb.Int64Value, error) {
