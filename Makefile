@@ -13,7 +13,7 @@ BENCHSTAT_VERSION          := v0.0.0-20250813145418-2f7363a06fe1
 IMAGE    ?= writ:dev
 # Packages with goroutines of their own, for the race detector.
 RACE     ?= ./actors/... ./persistence/... ./sharding/...
-FUZZTIME ?= 5s
+FUZZ     ?= 50000
 COUNT    ?= 10
 BENCH    ?= .
 # By how much allocations may grow before bench-compare fails, in percent.
@@ -86,41 +86,56 @@ build: ## Build everything; the node goes to dist/node, a static binary
 
 .PHONY: test
 test: ## Unit, transcript and in-process cluster tests
-	go test -shuffle=on -count=1 $(packages)
+	go test -shuffle=on -count=1 -timeout=20m $(packages)
 	go test -tags next -shuffle=on -count=1 -run 'Format|Newer|Note' ./persistence/...
 
 .PHONY: race
 race: ## The concurrent packages under the race detector
-	go test -race -shuffle=on -count=1 $(RACE)
+	go test -race -shuffle=on -count=1 -timeout=20m $(RACE)
 
 .PHONY: cover
 cover: ## Test coverage by function, in coverage.out
 	go test -count=1 -coverprofile=coverage.out $(packages)
 	go tool cover -func=coverage.out
 
+# Fuzzing is bounded by a number of inputs, not by time: Go 1.26 may report the end
+# of the fuzzing time itself as a failure (go.dev/issue/75804).
+
+# Fuzz tests that open files for each input.
+FUZZ_HEAVY := FuzzApplyAgainstModel
+
 .PHONY: fuzz
-fuzz: ## Every fuzz test for FUZZTIME=5s
+fuzz: ## Every fuzz test with FUZZ=50000 inputs, heavy ones with a 500th of that
 	@{ grep -rl --include='*_test.go' '^func Fuzz' . || true; } | xargs -r -n1 dirname | sort -u | while read -r dir; do \
 	  { grep -ho '^func Fuzz[A-Za-z0-9_]*' "$$dir"/*_test.go; } | cut -d' ' -f2 | while read -r name; do \
-	    echo "fuzz $$dir $$name"; \
-	    go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) "$$dir" </dev/null; \
+	    inputs=$(FUZZ); case "$$name" in $(FUZZ_HEAVY)) inputs=$$((inputs / 500)) ;; esac; \
+	    echo "fuzz $$dir $$name, $$inputs inputs"; \
+	    go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$${inputs}x "$$dir" </dev/null; \
 	  done; \
 	done
 
-# Cases against processes that take longer, a matter of minutes together.
-CHAOS_SLOW := Upgrade|FrozenDisk|FullDisk|FailedFlush|Timers|ConsumerOutage|Damage|WipedDisk|Scale|Refill|AddressesChange|SeedDown|FreshNodes
+# Cases against processes that take longer, some minutes together.
+CHAOS_SLOW := Upgrade|Clock|Release|FrozenDisk|FullDisk|FailedFlush|Timers|ConsumerOutage|Damage|WipedDisk|Scale|Refill|AddressesChange|SeedDown|FreshNodes|MoveShard|DeadNode|OpenStreams|Network|Order|Idle
+
+# Tests that have a long form, which WRIT_LONG=1 runs.
+LONG := HotEntity|PoisonCostsOthersNothing|TimersAcrossLeaders
 
 .PHONY: chaos
 chaos: build ## Chaos smoke: processes, faults and an audit, three minutes
-	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=15m -skip '$(CHAOS_SLOW)' ./test/chaos/... | grep -vE '^=== '
+	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=15m -skip '$(CHAOS_SLOW)' ./test/chaos/... | grep -a --line-buffered -vE '^=== '
 
 .PHONY: chaos-slow
-chaos-slow: build ## The other cases against processes: disks, upgrades, moves, timers, a consumer that is away
-	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=20m -run '$(CHAOS_SLOW)' ./test/chaos/... | grep -vE '^=== '
+chaos-slow: build ## The other cases against processes: networks, disks, clocks, upgrades, moves, timers, a missing consumer
+	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=20m -run '$(CHAOS_SLOW)' ./test/chaos/... | grep -a --line-buffered -vE '^=== '
 
 .PHONY: chaos-long
-chaos-long: build ## All chaos tests with their full numbers, for hours
-	WRIT_NODE='$(CURDIR)/dist/node' CHAOS_LONG=1 go test -v -count=1 -timeout=3h ./test/chaos/...
+chaos-long: build ## All chaos tests with their full numbers, about eighty minutes
+	WRIT_NODE='$(CURDIR)/dist/node' CHAOS_LONG=1 go test -v -count=1 -timeout=3h ./test/chaos
+
+# What measures has the machine to itself: one package after the other.
+.PHONY: long
+long: ## Poison rows, hot entities and timers with their full numbers, a quarter of an hour on a quiet machine
+	WRIT_LONG=1 go test -p 1 -v -count=1 -timeout=1h -run '$(LONG)' ./actors ./cmd/node/node ./test/sim | grep -a --line-buffered -vE '^=== '
 
 .PHONY: sim
 sim: ## Simulated clusters under virtual time, SEEDS=300, or SEED= for one of them
@@ -128,12 +143,12 @@ sim: ## Simulated clusters under virtual time, SEEDS=300, or SEED= for one of th
 
 .PHONY: faults
 faults: ## Kill processes at every named boundary, lose messages and verdicts there
-	go test -tags faults -count=1 -timeout=15m -v ./test/faults | grep -vE '^=== '
-	go test -tags faults -count=1 -timeout=5m -v -run '^TestFault' ./cmd/node/node | grep -vE '^=== '
+	go test -tags faults -count=1 -timeout=25m -v ./test/faults | grep -a --line-buffered -vE '^=== '
+	go test -tags faults -count=1 -timeout=5m -v -run '^TestFault' ./cmd/node/node | grep -a --line-buffered -vE '^=== '
 
 .PHONY: mutants
 mutants: ## Switch off one safeguard at a time: a test must notice
-	go test -tags mutants -count=1 -v ./test/mutants | grep -vE '^=== '
+	go test -tags mutants -count=1 -v ./test/mutants | grep -a --line-buffered -vE '^=== '
 
 .PHONY: model
 model: ## Check the model of the protocol, docs/model, where spin is installed

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"runtime/debug"
 
 	"github.com/asynkron/protoactor-go/actor"
@@ -94,13 +95,19 @@ func (a *activation) Receive(c actor.Context) {
 	case *call:
 		a.take(m)
 	case *proposal:
-		a.settle(m)
+		if answered := a.settle(m); answered {
+			// Let the callers run first: they are queued on this goroutine's
+			// processor, and what follows may start a relay.
+			runtime.Gosched()
+		}
 	case *versionWait:
 		a.expire(m)
 	case retire:
 		a.retire()
 	case revoke:
 		a.revoke(m.now)
+	case startRelay:
+		a.startRelay(c)
 	case *laneMoved:
 		a.laneMoved(m)
 	case *relayIdle:
@@ -114,7 +121,7 @@ func (a *activation) Receive(c actor.Context) {
 	case routesChanged:
 		a.tellRelay(m)
 	}
-	a.wakeRelay(c)
+	a.wakeRelay()
 	a.leave()
 }
 

@@ -29,10 +29,10 @@ func TestTooLarge(t *testing.T) {
 	}}), bigKind()}
 	w := newWorld(t, worldConfig{kinds: kinds, change: func(c *actors.Config) { c.Limits = limits }})
 	for _, tt := range []struct{ kind, what, limit string }{
-		{"counter", strings.Repeat("x", 1001), "command"},
-		{"counter", "event", "event"},
-		{"counter", "rows", "rows"},
-		{"big", "state", "state"},
+		{"counter", strings.Repeat("x", 1001), "entities.Command"},
+		{"counter", "event", "entities.Event"},
+		{"counter", "rows", "entities.Rows"},
+		{"big", "state", "entities.State"},
 	} {
 		e := ref(tt.kind, "a")
 		_, err := w.submit(submitted{ref: e, key: "k", command: &text{Value: tt.what}})
@@ -95,6 +95,84 @@ func TestOverload(t *testing.T) {
 	w.must(ref("counter", "a"), "x", &num{Value: 1})
 }
 
+// stuckGate is a store that holds its gate up, when the gate looks for keys to forget.
+type stuckGate struct {
+	actors.Store
+	hold <-chan struct{} // nothing: go on
+	held chan<- struct{}
+}
+
+func (s stuckGate) Expirable(logTime int64) (uint64, bool) {
+	select {
+	case s.held <- struct{}{}:
+		<-s.hold
+	default:
+	}
+	return s.Store.Expirable(logTime)
+}
+
+// What an entity is sent in excess is refused without a turn of the gate.
+func TestCrowdedAtTheFrontDoor(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.EntityCalls = 1
+	hold, held := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, worldConfig{
+		change: func(c *actors.Config) { c.Limits, c.Passivation = limits, 80*time.Millisecond }, // a tick is 10 ms
+		wrap:   func(s actors.Store) actors.Store { return stuckGate{s, hold, held} },
+	})
+	a := ref("counter", "a")
+	w.leases[0].hold()
+	first := w.later(submitted{ref: a, key: "first", command: &num{Value: 1}})
+	w.held(0, 1)
+	refused := func() {
+		t.Helper()
+		_, err := w.submit(submitted{ref: a, key: "next", command: &num{Value: 1}})
+		wantReason(t, err, entity.Overloaded)
+	}
+	refused() // by the gate, which tells the front door
+	<-held
+	refused()
+	other := w.later(submitted{ref: ref("counter", "b"), key: "k", command: &num{Value: 1}})
+	hold <- struct{}{}
+	w.leases[0].release()
+	for _, call := range []<-chan result{first, other} {
+		if r := <-call; r.err != nil {
+			t.Error(r.err)
+		}
+	}
+	w.must(a, "next", &num{Value: 1})
+}
+
+// An entity that was full in one term is not full in the next because of it, even if
+// calls of the old term are still stuck in a handler.
+func TestCrowdedEndsWithItsTerm(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.EntityCalls = 1
+	begun, free := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, worldConfig{
+		kinds: []entity.Definer{kind("counter", hooks{command: func(*entity.Context, *num, string) error {
+			close(begun)
+			<-free
+			return nil
+		}})},
+		change: func(c *actors.Config) { c.Limits = limits },
+	})
+	a := ref("counter", "a")
+	stuck := w.later(submitted{ref: a, key: "stuck", command: &text{}})
+	<-begun
+	for range 2 {
+		_, err := w.submit(submitted{ref: a, key: "next", command: &num{Value: 1}})
+		wantReason(t, err, entity.Overloaded)
+	}
+	w.lead(0)
+	w.metrics.until(t, func() bool { // the gate learns of its new lease by a message
+		_, err := w.submit(submitted{ref: a, key: "next", command: &num{Value: 1}})
+		return err == nil
+	})
+	close(free)
+	wantReason(t, (<-stuck).err, entity.NotExecuted)
+}
+
 func TestDeadlineWhileQueued(t *testing.T) {
 	begun, free := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("counter", hooks{command: func(*entity.Context, *num, string) error {
@@ -106,24 +184,21 @@ func TestDeadlineWhileQueued(t *testing.T) {
 	slow := w.later(submitted{ref: e, key: "slow", command: &text{}})
 	<-begun
 	late := w.request(submitted{ref: e, key: "late", command: &num{Value: 1}})
-	late.Deadline = time.Now().Add(time.Millisecond).UnixNano()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := w.rt.Forward(t.Context(), late)
-		ended <- err
-	}()
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := w.rt.Forward(ctx, late); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
 	_, err := w.rt.Forward(gone, w.request(submitted{ref: e, key: "gone", command: &num{Value: 1}}))
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	<-time.After(time.Until(time.Unix(0, late.Deadline).Add(time.Millisecond)))
 	close(free)
 	if r := <-slow; r.err != nil {
 		t.Error(r.err)
 	}
-	wantReason(t, <-ended, entity.NotExecuted)
 	if value, version := w.read(e); value != 0 || version != 1 {
 		t.Errorf("value %d, version %d", value, version)
 	}

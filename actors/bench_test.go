@@ -136,3 +136,35 @@ func BenchmarkWithStore(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRefused is the price of a command that an entity has no room for.
+func BenchmarkRefused(b *testing.B) {
+	full, release := make(chan struct{}), make(chan struct{})
+	limits := actors.DefaultLimits()
+	limits.EntityCalls = 1
+	w := newWorld(b, worldConfig{
+		kinds: []entity.Definer{kind("counter", hooks{command: func(*entity.Context, *num, string) error {
+			close(full)
+			<-release
+			return nil
+		}})},
+		change: func(c *actors.Config) { c.Limits, c.Metrics = limits, nil },
+	})
+	first := w.later(submitted{ref: ref("counter", "1"), key: "first", command: &text{}})
+	<-full
+	req := benchRequest(b, "1", "next")
+	b.ReportAllocs()
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if _, err := w.rt.Forward(b.Context(), req); entity.ReasonOf(err) != entity.Overloaded {
+				b.Errorf("a full entity answers %v", err)
+			}
+		}
+	})
+	b.StopTimer()
+	close(release)
+	if r := <-first; r.err != nil {
+		b.Error(r.err)
+	}
+}

@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -86,7 +87,7 @@ func errAbandoned() *entity.Error {
 // is known. A stored rejection is an answer, not an error. Answers may be shared
 // between callers and must not be changed.
 func (r *Runtime) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error) {
-	c := &call{gone: ctx.Done(), deadline: deadline(ctx, req.GetDeadline())}
+	c := newCall(ctx)
 	finish := func(value any) (*nodev1.ForwardResponse, error) { return value.(*nodev1.ForwardResponse), nil }
 	var err error
 	switch body := req.GetCall().(type) {
@@ -166,8 +167,12 @@ func (r *Runtime) hand(number uint32, c *call, count func(*shard) *gauge) (*shar
 		return nil, entity.Errorf(entity.NotExecuted, "node %s has no replica of shard %d", r.cfg.Node, number)
 	}
 	g := count(s)
-	if !g.enter(c.size, int64(r.cfg.Limits.ShardCalls), r.cfg.Limits.ShardBytes) {
-		return nil, overloaded("shard %d has too much work in progress", number)
+	// Deliveries are few, in batches, and have a count of their own: the gate sees to them.
+	if g == &s.calls && s.crowded.full(c.ref, r.cfg.Limits.EntityCalls) {
+		return nil, errCrowded(r.cfg.Limits.EntityCalls)
+	}
+	if full := g.enter(c.size, bound{"ShardCalls", int64(r.cfg.Limits.ShardCalls)}, bound{"ShardBytes", r.cfg.Limits.ShardBytes}); full != nil {
+		return nil, overloaded(*full, "shard %d has too much work in progress", number)
 	}
 	c.shard = g
 	r.send(s.gate, c) // under the lock: a gate that ends has got all its calls
@@ -177,37 +182,52 @@ func (r *Runtime) hand(number uint32, c *call, count func(*shard) *gauge) (*shar
 // retryOverload is the hint for a caller that was refused for load.
 const retryOverload = 200 * time.Millisecond
 
-func overloaded(format string, args ...any) *entity.Error {
-	return entity.Errorf(entity.Overloaded, format+": retry later with the same key", args...).Retry(retryOverload)
+func overloaded(full bound, format string, args ...any) *entity.Error {
+	return entity.Overload(limitName(full.field), full.most, format, args...).Retry(retryOverload)
 }
 
-// deadline is the earlier of the context's and the one that came with a request,
-// Unix nanoseconds, 0 for none.
-func deadline(ctx context.Context, wire int64) time.Time {
-	at, ok := ctx.Deadline()
-	if wire == 0 {
-		return at
-	}
-	if came := time.Unix(0, wire); !ok || came.Before(at) {
-		return came
-	}
-	return at
+func errCrowded(most int) *entity.Error {
+	return overloaded(bound{"EntityCalls", int64(most)}, "the entity has too much work in progress")
+}
+
+// newCall begins a call. How long the caller waits is the context's, also that of a
+// call from another node: gRPC carries the time that is left, which needs no two
+// clocks to agree.
+func newCall(ctx context.Context) *call {
+	deadline, _ := ctx.Deadline()
+	return &call{gone: ctx.Done(), deadline: deadline}
 }
 
 // checkRef checks the form of an entity's name and finds its kind.
 func (r *Runtime) checkRef(tenant string, e *writv1.EntityRef) (entity.Ref, *entity.Definition, error) {
 	ref := entity.Ref{Tenant: tenant, Kind: e.GetKind(), ID: e.GetId()}
-	switch {
-	case !validName(tenant, r.cfg.Limits.Name):
-		return ref, nil, entity.Errorf(entity.Invalid, "the tenant must be a text of 1 to %d bytes", r.cfg.Limits.Name)
-	case !validName(ref.ID, r.cfg.Limits.Name):
-		return ref, nil, entity.Errorf(entity.Invalid, "the entity's id must be a text of 1 to %d bytes", r.cfg.Limits.Name)
+	if err := cmp.Or(r.checkName("tenant", tenant), r.checkName("entity's id", ref.ID)); err != nil {
+		return ref, nil, err
 	}
 	def := r.cfg.Registry.Kind(ref.Kind)
 	if def == nil {
 		return ref, nil, entity.Errorf(entity.Invalid, "the kind %q is not defined", cut(ref.Kind, 64))
 	}
 	return ref, def, nil
+}
+
+// checkName checks a part of an entity's name.
+func (r *Runtime) checkName(what, name string) error {
+	switch most := r.cfg.Limits.Name; {
+	case len(name) > most:
+		return tooLarge(what, "Name", len(name), most)
+	case !validName(name, most):
+		return entity.Errorf(entity.Invalid, "the %s must be a text of 1 to %d bytes", what, most)
+	}
+	return nil
+}
+
+// badKey is the refusal of an idempotency key that is missing or too long.
+func (r *Runtime) badKey(key string) error {
+	if most := r.cfg.Limits.Key; len(key) > most {
+		return tooLarge("idempotency key", "Key", len(key), most)
+	}
+	return entity.Errorf(entity.Invalid, "the idempotency key is missing")
 }
 
 // validName reports whether a text can be part of an entity's name.

@@ -61,7 +61,7 @@ func (r *Runtime) openSubmit(c *call, req *nodev1.ForwardRequest, body *writv1.S
 		ifVersion: body.IfVersion, noWait: body.GetNoWait(), tag: body.GetTag(), trace: traceparent(req.GetTrace()),
 	}
 	if !h.AtLeastOnce && (s.id.key == "" || len(s.id.key) > r.cfg.Limits.Key) {
-		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(s.id.key))
+		return r.badKey(s.id.key)
 	}
 	if s.issuedAt, err = issuedAt(body.GetIssuedAt()); err != nil {
 		return err
@@ -94,7 +94,7 @@ func issuedAt(at *timestamppb.Timestamp) (time.Time, error) {
 }
 
 func errExpired() *entity.Error {
-	return entity.Errorf(entity.Expired, "the command was issued before what is remembered: whether it executed is not known")
+	return entity.Errorf(entity.Expired, "the command was issued so long ago that its key may have been forgotten: whether it executed is not known")
 }
 
 // keyed is a request with an idempotency key.
@@ -135,7 +135,7 @@ func (a *activation) submit(c *call, s *submit) {
 			return
 		}
 		if err := a.issued(s.issuedAt); err != nil {
-			c.refuse(err)
+			a.refuseForGood(c, err)
 			return
 		}
 	}
@@ -144,16 +144,8 @@ func (a *activation) submit(c *call, s *submit) {
 		return
 	}
 	if s.ifVersion != nil && *s.ifVersion != a.current.version {
-		version := a.current.version
-		a.barrier(func(err error) {
-			if err == nil {
-				err = entity.Errorf(entity.VersionMismatch, "the entity is at version %d, not %d", version, *s.ifVersion).
-					With("version", strconv.FormatUint(version, 10))
-			} else {
-				err = ownless(err)
-			}
-			c.refuse(err)
-		})
+		a.refuseForGood(c, entity.Errorf(entity.VersionMismatch, "the entity is at version %d, not %d", a.current.version, *s.ifVersion).
+			With("version", strconv.FormatUint(a.current.version, 10)))
 		return
 	}
 	a.decide(c, s)
@@ -252,10 +244,10 @@ func (a *activation) issued(at time.Time) error {
 // admit checks a new command against limits and load.
 func (a *activation) admit(s *submit) error {
 	if s.size > a.rt.cfg.Limits.Command {
-		return tooLarge("command", s.size, a.rt.cfg.Limits.Command)
+		return tooLarge("command", "Command", s.size, a.rt.cfg.Limits.Command)
 	}
 	if a.out.pending >= a.rt.cfg.Limits.Outbox {
-		return overloaded("the entity has %d events that are not confirmed yet", a.out.pending)
+		return a.outboxFull()
 	}
 	return a.room()
 }
@@ -263,22 +255,37 @@ func (a *activation) admit(s *submit) error {
 // room checks that the lease has room for one more record.
 func (a *activation) room() error {
 	records, bytes := a.lease.Load()
-	if records >= a.rt.cfg.Limits.Proposals || bytes >= a.rt.cfg.Limits.ProposalBytes {
-		return overloaded("shard %d has too many records in flight", a.shard.number)
+	if most := a.rt.cfg.Limits.Proposals; records >= most {
+		return overloaded(bound{"Proposals", int64(most)}, "shard %d has too many records in flight", a.shard.number)
+	}
+	if most := a.rt.cfg.Limits.ProposalBytes; bytes >= most {
+		return overloaded(bound{"ProposalBytes", int64(most)}, "shard %d has records of too many bytes in flight", a.shard.number)
 	}
 	return nil
+}
+
+func (a *activation) outboxFull() error {
+	return overloaded(bound{"Outbox", int64(a.rt.cfg.Limits.Outbox)}, "the entity has %d events that are not confirmed yet", a.out.pending)
+}
+
+// accepted is the acceptance time of a command that says when it was issued. It is
+// not earlier: else a client ahead of this clock could not be told from a later one.
+// Nor is it later by more than the key outlives it: else, with this clock far ahead,
+// what clients issue once the key is forgotten would look old.
+func (a *activation) accepted(now, issued int64) int64 {
+	return min(max(now, issued), later(issued, a.rt.cfg.window(a.def)-a.rt.cfg.skew()))
 }
 
 // decide runs the handler and proposes what it decided.
 func (a *activation) decide(c *call, s *submit) {
 	now := a.rt.cfg.Clock()
 	accepted := now.UnixNano()
-	if !s.handler.AtLeastOnce && !s.issuedAt.IsZero() { // else a client ahead of this clock could not be told from a later one
-		accepted = max(accepted, nanos(s.issuedAt))
+	if !s.handler.AtLeastOnce && !s.issuedAt.IsZero() {
+		accepted = a.accepted(accepted, nanos(s.issuedAt))
 	}
 	hand := commandInHand(a.ref, s.id.commandType, s.id.key)
 	if n := a.rt.cfg.Hands.Crashes(hand); n >= a.rt.cfg.MaxCrashes {
-		c.refuse(entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the command's handler: it is not run again until an operator says so (node crashes)", n))
+		a.refuseForGood(c, entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the command's handler: it is not run again until an operator allows it (node crashes forget)", n))
 		return
 	}
 	span := a.commitSpan(s)
@@ -300,7 +307,7 @@ func (a *activation) decide(c *call, s *submit) {
 		return
 	}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
-		a.undecided(c, tooLarge("record", size, a.rt.cfg.Limits.Record), span)
+		a.undecided(c, tooLarge("record", "Record", size, a.rt.cfg.Limits.Record), span)
 		return
 	}
 	p := &proposal{commit: commit, after: snapshot{result.GetVersion(), d.state}, timers: d.changes}
@@ -378,7 +385,7 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 // undecided answers a command that left no record: its handler failed, or made
 // too much. A failed handler costs the activation, and its caller hears it at
 // once, but not what happened: that may be nobody's business and stands in the
-// log. A size depends on the state before it, so that answer waits for it.
+// log. A size depends on the state before it.
 func (a *activation) undecided(c *call, err error, span trace.Span) {
 	endSpan(span, err)
 	if failed, ok := errors.AsType[*handlerError](err); ok {
@@ -386,7 +393,14 @@ func (a *activation) undecided(c *call, err error, span trace.Span) {
 		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler %s: nothing was stored; see the log of node %s", failed.how, a.rt.cfg.Node))
 		return
 	}
-	a.settled(func(earlier error) {
+	a.refuseForGood(c, err)
+}
+
+// refuseForGood is the refusal of a command that no retry would change, so that its
+// client sends another one. It waits until what it rests on is committed and the
+// lease is known to hold: under another leader the key may have been executed.
+func (a *activation) refuseForGood(c *call, err error) {
+	a.barrier(func(earlier error) {
 		if earlier != nil {
 			err = ownless(earlier)
 		}

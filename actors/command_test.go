@@ -247,6 +247,8 @@ func TestHandlerFails(t *testing.T) {
 			return errors.New("no")
 		case "code":
 			return c.Reject(entity.Code(13), "INTERNAL", "no")
+		case "reason for people":
+			return c.Reject(entity.NotFound, "NOT found", "no")
 		case "rejection is not UTF-8":
 			return c.Reject(entity.NotFound, "X", "\xff")
 		case "nil event":
@@ -266,7 +268,7 @@ func TestHandlerFails(t *testing.T) {
 	w.must(e, "0", &num{Value: 1})
 	how := map[string]string{"panic": "panicked", "error": "c.Reject"}
 	for _, what := range []string{
-		"panic", "error", "code", "rejection is not UTF-8", "nil event", "typed nil event",
+		"panic", "error", "code", "reason for people", "rejection is not UTF-8", "nil event", "typed nil event",
 		"no destination", "long destination", "event is not UTF-8",
 	} {
 		for range 2 { // nothing is stored under the key
@@ -343,11 +345,11 @@ func TestInvalid(t *testing.T) {
 		want   entity.Reason
 	}{
 		{"no key", func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, entity.Invalid},
-		{"long key", func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 256) }, entity.Invalid},
+		{"long key", func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 256) }, entity.TooLarge},
 		{"longest key", func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 255) }, ""},
 		{"unknown kind", func(r *writv1.SubmitRequest) { r.Entity.Kind = "x" }, entity.Invalid},
 		{"no id", func(r *writv1.SubmitRequest) { r.Entity.Id = "" }, entity.Invalid},
-		{"long id", func(r *writv1.SubmitRequest) { r.Entity.Id = strings.Repeat("i", 256) }, entity.Invalid},
+		{"long id", func(r *writv1.SubmitRequest) { r.Entity.Id = strings.Repeat("i", 256) }, entity.TooLarge},
 		{"no command", func(r *writv1.SubmitRequest) { r.Command = nil }, entity.Invalid},
 		{"unknown command", func(r *writv1.SubmitRequest) { r.Command = pack(t, wrapperspb.Double(1)) }, entity.Invalid},
 		{"other bytes", func(r *writv1.SubmitRequest) { r.Command.Value = []byte{0xff} }, entity.Invalid},
@@ -425,7 +427,7 @@ func TestExpired(t *testing.T) {
 // Whatever the wall clocks of clients and leaders say, a command that was executed
 // is not executed again when its key has been forgotten.
 func TestExpiredAcrossClocks(t *testing.T) {
-	offsets := []time.Duration{-30 * time.Minute, -5 * time.Minute, 0, 5 * time.Minute, 48 * time.Hour}
+	offsets := []time.Duration{-7 * time.Hour, -5 * time.Hour, 0, 5 * time.Minute, 48 * time.Hour}
 	for _, first := range offsets {
 		for _, second := range offsets {
 			t.Run(fmt.Sprintf("leaders at %v and %v", first, second), func(t *testing.T) { executedOnce(t, first, second) })
@@ -444,7 +446,7 @@ func executedOnce(t *testing.T, first, second time.Duration) {
 	e, issued := ref("counter", "a"), time.Now()
 	s := submitted{ref: e, key: "k", command: &num{Value: 1}, change: func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.New(issued) }}
 	switch _, err := w.submit(s); {
-	case first < -10*time.Minute: // else nobody could tell later
+	case first < -6*time.Hour: // more than a quarter of the window: it may be the client's clock that is wrong
 		wantReason(t, err, entity.Invalid)
 		return
 	case err != nil:
@@ -474,13 +476,45 @@ func executedOnce(t *testing.T, first, second time.Duration) {
 	}
 	_, err = w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Cancel{Cancel: body}})
 	wantReason(t, err, entity.Expired)
-	body.IssuedAt = timestamppb.New(time.Now().Add(max(first, 0) + time.Hour))
+	body.IssuedAt = timestamppb.New(time.Now().Add(min(max(first, 0), 24*time.Hour) + time.Hour))
 	if answer, err := w.rt.Forward(t.Context(), ask); err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_NEVER_SEEN {
 		t.Errorf("outcome of a later command: %v, %v", answer, err)
 	}
 	body.IssuedAt = nil
 	if answer, err := w.rt.Forward(t.Context(), ask); err != nil || answer.GetOutcome().GetState() != writv1.OutcomeResponse_NEVER_SEEN {
 		t.Errorf("outcome without a time of issue: %v, %v", answer, err)
+	}
+}
+
+// A leader whose clock is far ahead, or was, has no command refused as EXPIRED that
+// was issued after what is forgotten.
+func TestExpiredOnlyWhenRight(t *testing.T) {
+	for name, later := range map[string]time.Duration{"still ahead": 3 * time.Hour, "set back": 0} {
+		t.Run(name, func(t *testing.T) {
+			var offset atomic.Int64
+			offset.Store(int64(3 * time.Hour))
+			w := newWorld(t, worldConfig{change: func(c *actors.Config) {
+				c.Window = func(string) time.Duration { return 200 * time.Millisecond }
+				c.Clock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+				c.Passivation = 80 * time.Millisecond // a quick tick
+			}})
+			e, begun := ref("counter", "a"), time.Now()
+			issuedNow := func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.Now() }
+			first := submitted{ref: e, key: "k", command: &num{Value: 1}, change: func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.New(begun) }}
+			if _, err := w.submit(first); err != nil {
+				t.Fatal(err)
+			}
+			offset.Store(int64(later))
+			w.metrics.until(t, func() bool { return w.stores[0].ExpiredThrough() != 0 })
+			if _, err := w.submit(submitted{ref: e, key: "new", command: &num{Value: 1}, change: issuedNow}); err != nil {
+				t.Errorf("a command that is issued now: %v", err)
+			}
+			_, err := w.submit(first)
+			wantReason(t, err, entity.Expired)
+			if value, _ := w.read(e); value != 2 {
+				t.Errorf("value is %d", value)
+			}
+		})
 	}
 }
 

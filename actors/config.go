@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -27,19 +28,19 @@ type Config struct {
 	// Window says how long a kind's idempotency keys are remembered, in log time.
 	// Where it is nil or 0 the kind's own window counts, and then 24 h.
 	Window func(kind string) time.Duration
-	// Skew is how far a client's clock may run ahead when its command comes for the
-	// first time after a mark of Cancel was forgotten: a command issued up to so long
-	// after the latest forgotten acceptance is refused as EXPIRED. It never counts for
-	// more than a quarter of the shortest window. Default 1 min.
+	// Skew is how far a client's clock may run ahead when its command first arrives
+	// after a mark of Cancel was forgotten: a command issued up to this long after
+	// the latest forgotten acceptance is refused as EXPIRED. At most a quarter of the
+	// shortest window counts. Default 1 min.
 	Skew time.Duration
-	// Clock is the wall clock by which commands are accepted. Nil: time.Now. Clocks
-	// of nodes and of clients may differ.
+	// Clock is the wall clock by which commands are accepted and timers fire. Nil:
+	// time.Now. Clocks of nodes and of clients may differ, and be set.
 	Clock func() time.Time
 	// Courier carries events.
 	Courier Courier
-	// Sends is the number of deliveries at once from this node to one shard, a
-	// quarter of it to one entity; separately for healthy lanes and for lanes in
-	// trouble. Default 64.
+	// Sends is the number of concurrent deliveries from this node to one shard; a
+	// quarter of them may go to one entity. Healthy lanes and lanes in trouble are
+	// counted separately. Default 64.
 	Sends int
 	// SendTimeout ends one delivery. Default 10 s.
 	SendTimeout time.Duration
@@ -48,9 +49,9 @@ type Config struct {
 	// MaxAttempts is the number of refused deliveries after which a lane is
 	// parked. Default 8.
 	MaxAttempts int
-	// UpgradePatience is how long a lane waits whose destination's node does not know
-	// the event, under one leader of the source, and a timer whose node does not know
-	// the command, before it is parked. Default 1 h.
+	// UpgradePatience is how long a lane waits, under one leader of the source, if the
+	// destination's node does not know the event, and a timer if its node does not
+	// know the command, before it is parked. Default 1 h.
 	UpgradePatience time.Duration
 	// MaxCrashes is the number of times that a row, a timer, a command or a query may
 	// end the process before its lane or the timer is parked, or the command or query
@@ -58,7 +59,7 @@ type Config struct {
 	// Default 3.
 	MaxCrashes int
 	// TimerSkew is how much longer a timer waits in another term than the one in
-	// which it was set: by so much the clocks of two nodes may differ. Default
+	// which it was set: the clocks of two nodes may differ by this much. Default
 	// 100 ms; negative: none.
 	TimerSkew time.Duration
 	// Patience is how long a handler may run before the log names it, and how long
@@ -172,15 +173,13 @@ func (c Config) window(def *entity.Definition) time.Duration {
 	return defaultWindow
 }
 
-// issuedAhead is how far issued_at may lie ahead of the leader's clock.
-const issuedAhead = 10 * time.Minute
-
 // skew is the tolerance for clients' clocks in what is compared with what was
 // forgotten.
 func (c Config) skew() time.Duration { return c.bounded(c.Skew) }
 
-// ahead is how far issued_at may lie ahead of the leader's clock.
-func (c Config) ahead() time.Duration { return c.bounded(issuedAhead) }
+// ahead is how far issued_at may lie ahead of the leader's clock. The clock that is
+// wrong may be the leader's, so it is as much as does no harm.
+func (c Config) ahead() time.Duration { return c.bounded(math.MaxInt64) }
 
 // bounded keeps a tolerance well below the shortest window: else a command issued
 // just now could look older than what is forgotten.

@@ -30,11 +30,11 @@ func TestConfigInvalid(t *testing.T) {
 		{"negative skew", func(c *actors.Config) { c.Skew = -1 }, "skew"},
 		{"negative sends", func(c *actors.Config) { c.Sends = -1 }, "sends"},
 		{"falling retry", func(c *actors.Config) { c.Retry = actors.Retry{First: 2, Most: 1} }, "retry"},
-		{"no rows", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.Rows = 0 }) }, "rows"},
-		{"small record", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.Record = l.State }) }, "record"},
-		{"small shard", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.ShardBytes = 1 }) }, "shard bytes"},
-		{"large entity", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.EntityCalls = l.ShardCalls + 1 }) }, "entity calls"},
-		{"long names", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.Name = 1 << 20 }) }, "name"},
+		{"no rows", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.Rows = 0 }) }, "limit entities.Rows must"},
+		{"small record", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.Record = l.State }) }, "limit entities.Record "},
+		{"small shard", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.ShardBytes = 1 }) }, "limit entities.ShardBytes "},
+		{"large entity", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.EntityCalls = l.ShardCalls + 1 }) }, "limit entities.EntityCalls "},
+		{"long names", func(c *actors.Config) { c.Limits = limits(func(l *actors.Limits) { l.Name = 1 << 20 }) }, "entities.Name"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -25,10 +24,10 @@ type delivery struct {
 }
 
 // Deliver takes a batch of one lane for a shard that this node leads. Its answer
-// tells of committed state only. Any error is trouble on the way: the rows count
+// reflects committed state only. Any error is trouble on the way: the rows count
 // as not sent. It is safe for concurrent use.
 func (r *Runtime) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*nodev1.DeliverResponse, error) {
-	c := &call{gone: ctx.Done(), deadline: deadline(ctx, 0)}
+	c := newCall(ctx)
 	if err := r.openDelivery(c, req); err != nil {
 		r.cfg.Metrics.Add(Refused, string(entity.ReasonOf(err)), 1)
 		return nil, err
@@ -224,7 +223,7 @@ func (a *activation) apply(s *source, row *recordv1.Row, span trace.Span) (*node
 		Source: row.GetSource(), Epoch: row.GetEpoch(), LaneSequence: row.GetLaneSequence(), Skipped: row.GetEvent() == nil,
 	}}
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
-		return a.rowRefusal(tooLarge("record", size, a.rt.cfg.Limits.Record)), nil
+		return a.rowRefusal(tooLarge("record", "Record", size, a.rt.cfg.Limits.Record)), nil
 	}
 	if s.inFlight == 0 {
 		if a.sources == nil {
@@ -259,7 +258,7 @@ func derived(row *recordv1.Row) origin {
 
 func (a *activation) handleEvent(row *recordv1.Row) (*decision, *nodev1.Refusal) {
 	if int(row.GetHops()) > a.rt.cfg.Limits.Hops {
-		return nil, refusal(nodev1.Refusal_HOP_LIMIT, "the event stands at the end of a chain of more than %d", a.rt.cfg.Limits.Hops)
+		return nil, refusal(nodev1.Refusal_HOP_LIMIT, "the event stands at the end of a chain of more than %d (limit %s)", a.rt.cfg.Limits.Hops, limitName("Hops"))
 	}
 	if a.def == nil {
 		return nil, refusal(nodev1.Refusal_UNKNOWN_KIND, "the kind %q is not defined on node %s", a.ref.Kind, a.rt.cfg.Node)
@@ -281,7 +280,7 @@ func (a *activation) handleEvent(row *recordv1.Row) (*decision, *nodev1.Refusal)
 	if a.rt.cfg.Hands.Count(hand) { // the source counts it before it sends the row again
 		return nil, refusal(nodev1.Refusal_CRASHED, "%s", a.crashReason())
 	}
-	d, err := a.run(h, entity.NewContext(a.ref, fromRef(row.GetSource()), time.Now().UTC()), event, hand)
+	d, err := a.run(h, entity.NewContext(a.ref, fromRef(row.GetSource()), a.rt.cfg.Clock().UTC()), event, hand)
 	if err != nil {
 		return nil, a.rowRefusal(err)
 	}

@@ -102,7 +102,7 @@ func TestEventsToDeleted(t *testing.T) {
 	}
 }
 
-// Messages that stand behind a deletion in flight find the first state.
+// Messages that follow a deletion in flight find the initial state.
 func TestDeleteInFlight(t *testing.T) {
 	w := newWorld(t, worldConfig{kinds: []entity.Definer{deletable("gone"), kind("counter", hooks{})}})
 	e := ref("gone", "1")

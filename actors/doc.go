@@ -1,5 +1,5 @@
 // Package actors runs entities: one node's side of single-writer activations,
-// exactly-once decisions and the relay of events. It stands on the actor package
+// exactly-once decisions and the relay of events. It builds on the actor package
 // of protoactor-go and uses neither its cluster nor its remote package.
 //
 // # Shape
@@ -9,6 +9,10 @@
 // that sends them work. An entity actor (an activation) decides commands and
 // events of its entity one after the other; its relay, a child actor that lives
 // only while rows wait, drains its outbox.
+//
+// The gate counts what each entity has in progress and publishes which entities are
+// full. The front door, [Runtime.Forward], refuses further calls to those without
+// troubling the gate.
 //
 //	Forward, Deliver ─► gate ─► activation ─► Lease.Propose ─► (committed) ─► answer
 //	                                └─ relay ─► Courier.Deliver ─► another gate
@@ -41,7 +45,8 @@
 //
 // # Goroutines
 //
-// The runtime owns: one ticker; at most [Config].Sends senders for each destination
-// shard, twice (healthy lanes and lanes in trouble do not share); one page reader per gate that takes
-// over. Actors run on goroutines of the actor system, none while idle.
+// The runtime owns: one ticker; for each destination shard at most [Config].Sends
+// senders for healthy lanes and as many for lanes in trouble; and per gate one reader
+// of pending sources, while it takes over, and one of timers. Actors run on goroutines
+// of the actor system, none while idle.
 package actors

@@ -222,6 +222,7 @@ func (g *gate) endTerm(now bool) {
 		}
 	}
 	clear(g.entries)
+	g.shard.crowded.clear()
 	g.used.Init()
 }
 
@@ -251,14 +252,17 @@ func (g *gate) take(c actor.Context, call *call) {
 			return
 		}
 	}
-	count := &e.calls
+	count, most := &e.calls, g.rt.cfg.Limits.EntityCalls
 	if _, isEvent := call.work.(*delivery); isEvent {
 		count = &e.events
 	}
 	call.leave()
-	if count.Add(1) > int64(g.rt.cfg.Limits.EntityCalls) {
+	if count.Add(1) > int64(most) {
 		count.Add(-1)
-		call.refuse(overloaded("the entity has too much work in progress"))
+		if count == &e.calls {
+			g.shard.crowded.add(e, most)
+		}
+		call.refuse(errCrowded(most))
 		return
 	}
 	call.entity = count
@@ -306,6 +310,7 @@ func (g *gate) buried(c actor.Context, who *actor.PID) {
 		g.rt.log.Error("an activation ended by itself", g.attr(), slog.String("entity", e.ref.String()))
 	}
 	delete(g.entries, e.ref)
+	g.shard.crowded.forget(e)
 	g.used.Remove(e.place)
 	calls := append(e.bounced, e.held...)
 	for _, call := range calls {

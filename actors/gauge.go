@@ -8,15 +8,26 @@ type gauge struct {
 	bytes atomic.Int64
 }
 
-// enter counts one more item unless that would go over a limit. An item that
-// stands alone may be of any size.
-func (g *gauge) enter(size, itemsMax, bytesMax int64) bool {
-	items, bytes := g.items.Add(1), g.bytes.Add(size)
-	if items > itemsMax || (bytes > bytesMax && items > 1) {
-		g.leave(size)
-		return false
+// bound is one of Limits, by its field.
+type bound struct {
+	field string
+	most  int64
+}
+
+// enter counts one more item, unless that would go over a bound, which is the result
+// then. An item that stands alone may be of any size.
+func (g *gauge) enter(size int64, items, bytes bound) (full *bound) {
+	n, sum := g.items.Add(1), g.bytes.Add(size)
+	switch {
+	case n > items.most:
+		full = &items
+	case sum > bytes.most && n > 1:
+		full = &bytes
+	default:
+		return nil
 	}
-	return true
+	g.leave(size)
+	return full
 }
 
 func (g *gauge) leave(size int64) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -75,7 +76,7 @@ func (a *activation) run(h *entity.Handler, ctx *entity.Context, message proto.M
 		return nil, a.handlerFailed("its reply: %v", err)
 	}
 	if size, most := len(d.reply.GetData()), a.rt.cfg.Limits.Reply; size > most {
-		return nil, tooLarge("reply", size, most)
+		return nil, tooLarge("reply", "Reply", size, most)
 	}
 	return d, nil
 }
@@ -139,7 +140,9 @@ func (a *activation) sortOut(err error) error {
 	switch {
 	case !out.Code.Valid():
 		return a.handlerFailed("it rejected with code %d, which is not a handler's to choose", out.Code)
-	case !utf8.ValidString(out.Reason) || !utf8.ValidString(out.Message):
+	case strings.Trim(out.Reason, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "":
+		return a.handlerFailed("it rejected with reason %.100q, which is not of capital letters, digits and underscores", out.Reason)
+	case !utf8.ValidString(out.Message):
 		return a.handlerFailed("it rejected with a text that is not UTF-8")
 	}
 	out.Reason, out.Message = cut(out.Reason, 64), cut(out.Message, a.rt.cfg.Limits.Text)
@@ -180,13 +183,13 @@ func (a *activation) compose(d *decision, from origin) (*recordv1.Commit, error)
 	}
 	limits := a.rt.cfg.Limits
 	if size := len(state.GetData()); size > limits.State {
-		return nil, tooLarge("state", size, limits.State)
+		return nil, tooLarge("state", "State", size, limits.State)
 	}
 	if commit.Tombstone = d.deleted; !d.deleted {
 		commit.Mutations = []*recordv1.Mutation{{Bucket: recordv1.Bucket_STATE, Value: state}}
 	}
 	if len(d.emitted) > limits.Rows {
-		return nil, tooLarge("rows", len(d.emitted), limits.Rows)
+		return nil, tooLarge("number of events emitted", "Rows", len(d.emitted), limits.Rows)
 	}
 	numbered := map[entity.Ref]uint64{}
 	for i, e := range d.emitted {
@@ -226,7 +229,7 @@ func (a *activation) row(e entity.Emission, from origin) (*recordv1.Row, error) 
 		return nil, a.handlerFailed("its event: %v", err)
 	}
 	if size, most := len(event.GetData()), a.rt.cfg.Limits.Event; size > most {
-		return nil, tooLarge("event", size, most)
+		return nil, tooLarge("event", "Event", size, most)
 	}
 	return &recordv1.Row{
 		Source: toRef(a.ref), Epoch: a.lease.Epoch(), Destination: toRef(e.To), Event: event,

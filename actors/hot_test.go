@@ -21,48 +21,64 @@ import (
 // pause lets a handler take its time.
 func pause(d time.Duration) { <-time.After(d) }
 
-// coolP99 measures commands to other entities until stop is closed.
-func coolP99(w *world, round string, stop <-chan struct{}) time.Duration {
+// coolEvery is how long a calm client waits between its commands. Without that four
+// of them keep two processors busy, and a p99 tells how Go shares these out: then any
+// goroutine that something wakes, even one that calls nothing, triples it.
+const coolEvery = 2 * time.Millisecond
+
+// calm are the latencies of commands to four other entities until stop is closed.
+func calm(w *world, round string, stop <-chan struct{}) (all []time.Duration) {
 	var mu sync.Mutex
-	var all []time.Duration
 	var wg sync.WaitGroup
 	for client := range 4 {
 		wg.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			var mine []time.Duration
+			for n := 0; !closed(stop); n++ {
 				began := time.Now()
-				w.must(ref("hot", fmt.Sprint("cool", client)), fmt.Sprint(round, client, n), &num{Value: 1})
-				mu.Lock()
-				all = append(all, time.Since(began))
-				mu.Unlock()
+				w.must(ref("hot", fmt.Sprint("cool", client)), fmt.Sprint(round, "-", client, "-", n), &num{Value: 1})
+				mine = append(mine, time.Since(began))
+				pause(coolEvery)
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, mine...)
 		})
 	}
 	wg.Wait()
+	return all
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// after is closed when a time has passed.
+func after(d time.Duration) <-chan struct{} {
+	c := make(chan struct{})
+	time.AfterFunc(d, func() { close(c) })
+	return c
+}
+
+func percentile(all []time.Duration, n int) time.Duration {
 	slices.Sort(all)
-	return all[len(all)*99/100]
+	return all[(len(all)-1)*n/100]
 }
 
 // capacity is how many commands a second an entity of kind hot can do now, while
 // others of the machine want to do something as well.
 func capacity(w *world) float64 {
-	stop := make(chan struct{})
-	time.AfterFunc(500*time.Millisecond, func() { close(stop) })
+	stop := after(500 * time.Millisecond)
 	began := time.Now()
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	for client := range 16 {
 		wg.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for n := 0; !closed(stop); n++ {
 				w.must(ref("hot", "measured"), fmt.Sprint(client, "-", n), &text{Value: "x"})
 				done.Add(1)
 			}
@@ -72,14 +88,58 @@ func capacity(w *world) float64 {
 	return float64(done.Load()) / time.Since(began).Seconds()
 }
 
+// hotLoad sends one entity more than it can do.
+type hotLoad struct {
+	w                                            *world
+	offered                                      float64 // a second
+	sent, executed, refused, outstanding, atOnce atomic.Int64
+}
+
+// run sends until stop is closed, and waits for the answers.
+func (l *hotLoad) run(round string, stop <-chan struct{}) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	began := time.Now()
+	for n := 0; ; {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		for ; float64(n) < l.offered*time.Since(began).Seconds(); n++ {
+			key := fmt.Sprint(round, "-", n)
+			wg.Go(func() { l.send(key) })
+		}
+	}
+}
+
+func (l *hotLoad) send(key string) {
+	l.sent.Add(1)
+	l.atOnce.Store(max(l.atOnce.Load(), l.outstanding.Add(1)))
+	defer l.outstanding.Add(-1)
+	_, err := l.w.submit(submitted{ref: ref("hot", "hot"), key: key, command: &text{Value: "x"}})
+	var e *entity.Error
+	switch {
+	case err == nil:
+		l.executed.Add(1)
+	case errors.As(err, &e) && e.Reason == entity.Overloaded && e.RetryAfter > 0:
+		l.refused.Add(1)
+	default:
+		l.w.t.Errorf("hot: %v", err)
+	}
+}
+
 // One entity gets ten times what it can do. It refuses the rest at once with a
 // delay, its queue is bounded, memory stays flat, calls whose caller has left are
-// not begun, and others go on.
+// not begun, and others go on. Others are measured by turns without and with that
+// load, so that what grows meanwhile counts in both; the median pair of turns counts.
 func TestHotEntity(t *testing.T) {
 	const command = 2 * time.Millisecond
-	seconds := 1500 * time.Millisecond
+	turns, turn, most := 3, 400*time.Millisecond, 8.0 // few samples, and maybe a busy machine
 	if os.Getenv("WRIT_LONG") != "" {
-		seconds = 2 * time.Minute
+		turns, turn, most = 120, time.Second, 2.0 // two minutes of the load
 	}
 	var ran atomic.Int64
 	limits := actors.DefaultLimits()
@@ -93,62 +153,39 @@ func TestHotEntity(t *testing.T) {
 		}})},
 		change: func(c *actors.Config) { c.Limits = limits },
 	})
-	quiet := make(chan struct{})
-	time.AfterFunc(500*time.Millisecond, func() { close(quiet) })
-	alone := coolP99(w, "alone", quiet)
-	offered := 10 * capacity(w) // a second
+	load := &hotLoad{w: w, offered: 10 * capacity(w)}
 	ran.Store(0)
 	before := heap()
-
-	stop := make(chan struct{})
-	time.AfterFunc(seconds, func() { close(stop) })
-	var load sync.WaitGroup
-	var sent, executed, refused, most atomic.Int64
-	var outstanding atomic.Int64
-	load.Go(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		began := time.Now()
-		for n := 0; ; {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
-			for float64(n) < offered*time.Since(began).Seconds() {
-				n++
-				key := fmt.Sprint("h", n)
-				sent.Add(1)
-				load.Go(func() {
-					most.Store(max(most.Load(), outstanding.Add(1)))
-					defer outstanding.Add(-1)
-					_, err := w.submit(submitted{ref: ref("hot", "hot"), key: key, command: &text{Value: "x"}})
-					var e *entity.Error
-					switch {
-					case err == nil:
-						executed.Add(1)
-					case errors.As(err, &e) && e.Reason == entity.Overloaded && e.RetryAfter > 0:
-						refused.Add(1)
-					default:
-						t.Errorf("hot: %v", err)
-					}
-				})
-			}
-		}
-	})
-	beside := coolP99(w, "beside", stop)
-	during := heap()
-	load.Wait()
-	t.Logf("%.0f a second to an entity that can do %.0f: %d sent, %d executed, %d refused, at most %d outstanding; p99 of others %v alone, %v beside (factor %.1f); heap %d KiB, then %d KiB",
-		offered, offered/10, sent.Load(), executed.Load(), refused.Load(), most.Load(), alone, beside, beside.Seconds()/alone.Seconds(), before>>10, during>>10)
-	if refused.Load() == 0 || executed.Load() != ran.Load() || sent.Load() != executed.Load()+refused.Load() {
-		t.Errorf("%d sent, %d ran, %d executed, %d refused", sent.Load(), ran.Load(), executed.Load(), refused.Load())
+	var during uint64
+	var alone, beside []time.Duration
+	var factors []float64
+	for n := range turns {
+		was := calm(w, fmt.Sprint("alone", n), after(turn))
+		stop, ended := after(turn), make(chan struct{})
+		go func() {
+			defer close(ended)
+			load.run(fmt.Sprint("h", n), stop)
+		}()
+		is := calm(w, fmt.Sprint("beside", n), stop)
+		during = max(during, heap())
+		<-ended
+		factors = append(factors, percentile(is, 99).Seconds()/percentile(was, 99).Seconds())
+		alone, beside = append(alone, was...), append(beside, is...)
+	}
+	slices.Sort(factors)
+	factor := factors[len(factors)/2]
+	sent, executed, refused := load.sent.Load(), load.executed.Load(), load.refused.Load()
+	t.Logf("%.0f a second to an entity that can do %.0f: %d sent, %d executed, %d refused, at most %d outstanding; others p50 %v alone, %v beside; p99 %v alone, %v beside (median factor %.2f); heap %d KiB, then %d KiB",
+		load.offered, load.offered/10, sent, executed, refused, load.atOnce.Load(),
+		percentile(alone, 50), percentile(beside, 50), percentile(alone, 99), percentile(beside, 99), factor, before>>10, during>>10)
+	if refused == 0 || executed != ran.Load() || sent != executed+refused {
+		t.Errorf("%d sent, %d ran, %d executed, %d refused", sent, ran.Load(), executed, refused)
 	}
 	if during > before+64<<20 {
 		t.Errorf("memory grew from %d to %d bytes", before, during)
 	}
-	if beside > max(20*alone, 250*time.Millisecond) { // the aim is 2×: test/sim has it, where nobody else wants the processor
-		t.Errorf("others' p99 went from %v to %v", alone, beside)
+	if factor > most {
+		t.Errorf("others' p99 grew by a factor of %.2f, at most %.1f is promised: %.2f", factor, most, factors)
 	}
 }
 
@@ -221,7 +258,7 @@ func TestTakeoverOfIdleEntities(t *testing.T) {
 	}
 	few, many := took(100), took(50_000)
 	t.Logf("takeover and first read: %v with 100 idle entities, %v with 50,000", few, many)
-	if many > 20*few+50*time.Millisecond {
+	if many > 2*few+10*time.Millisecond { // a read of the larger file, and a busy machine
 		t.Errorf("takeover took %v with 100 idle entities, %v with 50,000", few, many)
 	}
 }

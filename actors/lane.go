@@ -117,7 +117,7 @@ type marked struct {
 	err    error
 }
 
-// rewind begins a new turn behind what the destination has.
+// rewind begins a new turn after what the destination has.
 func (l *lane) rewind() {
 	l.turn++
 	l.next = l.acked + 1
@@ -311,7 +311,7 @@ func (r *relay) result(l *lane, m *sent) {
 	case m.answer.GetApplied() < m.last:
 		r.trouble(l, errors.New("the destination did not apply the batch and does not say why"))
 	default:
-		l.recover()
+		r.recover(l)
 		if l.apart--; l.apart < 0 {
 			l.apart, l.window = 0, min(l.window+1, windowMost)
 		}
@@ -329,6 +329,7 @@ func (r *relay) trouble(l *lane, err error) {
 	if e, ok := errors.AsType[*entity.Error](err); ok {
 		d = max(d, min(e.RetryAfter, r.rt.cfg.Retry.Most))
 	}
+	r.shard.troubles.note(r, l, cut(err.Error(), r.rt.cfg.Limits.Text))
 	r.later(l, pauseTrouble, d)
 }
 
@@ -391,6 +392,7 @@ func (r *relay) awaitUpgrade(l *lane, reason string) bool {
 
 // decide holds the lane until a decision is in the log.
 func (r *relay) decide(l *lane, d *decisionOnRow) {
+	r.shard.troubles.forget(r, l) // the log has the reason
 	l.rewind()
 	l.decision = d
 }

@@ -17,7 +17,7 @@ type laneChange struct {
 
 // UpdateLane carries out an operator's change of a lane of a shard that this node
 // leads: resume, pause or skip. It returns when the change is committed. A skip is
-// committed at the destination first; if the second half is lost, to repeat the skip
+// committed at the destination first; if the second half is lost, repeating the skip
 // completes it, and so does the relay when the lane goes on.
 func (r *Runtime) UpdateLane(ctx context.Context, number uint32, update *recordv1.LaneUpdate) (err error) {
 	switch update.GetChange().(type) {
@@ -43,7 +43,8 @@ func (r *Runtime) UpdateLane(ctx context.Context, number uint32, update *recordv
 			}()
 		}
 	}
-	c := &call{ref: source, gone: ctx.Done(), deadline: deadline(ctx, 0)}
+	c := newCall(ctx)
+	c.ref = source
 	c.work = &laneChange{to: destination, update: update}
 	_, err = r.enter(ctx, number, c, func(s *shard) *gauge { return &s.calls })
 	return err
@@ -75,7 +76,7 @@ func (r *Runtime) skipThere(ctx context.Context, number uint32, source, destinat
 	case err != nil:
 		return false, entity.Errorf(entity.OutcomeUnknown, "whether %v has skipped the row is not known (%v): repeat the skip", destination, err)
 	case answer.GetApplied() < sequence:
-		return false, entity.Errorf(entity.NotExecuted, "%v has applied the lane up to %d only, row %d cannot be skipped there: node audit --deep tells more",
+		return false, entity.Errorf(entity.NotExecuted, "%v has applied the lane up to %d only, row %d cannot be skipped there: node audit --deep shows more",
 			destination, answer.GetApplied(), sequence)
 	case answer.GetSkipped() != sequence:
 		return false, entity.Errorf(entity.Invalid, "%v has applied row %d: replay or resume the lane, and it will be confirmed", destination, sequence)

@@ -3,7 +3,6 @@ package actors
 import (
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"writ/actors/entity"
@@ -30,16 +29,16 @@ type Limits struct {
 	Text int
 	// Hops is the length of a chain of events after which its lane is parked.
 	Hops int
-	// Outbox is the number of an entity's unconfirmed rows above which its
-	// commands are refused; events and their rows never are.
+	// Outbox is the number of an entity's unconfirmed rows above which its commands
+	// are refused; events are still handled.
 	Outbox int
-	// ShardCalls, ShardBytes: work in progress in one shard, separately for
-	// calls and for deliveries. EntityCalls: the same for one entity.
+	// ShardCalls, ShardBytes: work in progress in one shard; calls and deliveries are
+	// counted separately. EntityCalls: the same for one entity.
 	ShardCalls  int
 	ShardBytes  int64
 	EntityCalls int
 	// Waits is the number of reads that wait for a version in one shard. They are
-	// counted apart, so that they keep no command out.
+	// counted apart, so that they never keep a command out.
 	Waits int
 	// Proposals, ProposalBytes: records waiting in a lease above which new work
 	// is refused.
@@ -75,52 +74,52 @@ func DefaultLimits() Limits {
 func (l Limits) Validate() error {
 	var errs []error
 	for _, v := range []struct {
-		name  string
+		field string
 		value int64
 	}{
-		{"command", int64(l.Command)},
-		{"state", int64(l.State)},
-		{"event", int64(l.Event)},
-		{"reply", int64(l.Reply)},
-		{"rows", int64(l.Rows)},
-		{"timers", int64(l.Timers)},
-		{"record", int64(l.Record)},
-		{"name", int64(l.Name)},
-		{"key", int64(l.Key)},
-		{"text", int64(l.Text)},
-		{"hops", int64(l.Hops)},
-		{"outbox", int64(l.Outbox)},
-		{"shard calls", int64(l.ShardCalls)},
-		{"shard bytes", l.ShardBytes},
-		{"entity calls", int64(l.EntityCalls)},
-		{"waits", int64(l.Waits)},
-		{"proposals", int64(l.Proposals)},
-		{"proposal bytes", int64(l.ProposalBytes)},
+		{"Command", int64(l.Command)},
+		{"State", int64(l.State)},
+		{"Event", int64(l.Event)},
+		{"Reply", int64(l.Reply)},
+		{"Rows", int64(l.Rows)},
+		{"Timers", int64(l.Timers)},
+		{"Record", int64(l.Record)},
+		{"Name", int64(l.Name)},
+		{"Key", int64(l.Key)},
+		{"Text", int64(l.Text)},
+		{"Hops", int64(l.Hops)},
+		{"Outbox", int64(l.Outbox)},
+		{"ShardCalls", int64(l.ShardCalls)},
+		{"ShardBytes", l.ShardBytes},
+		{"EntityCalls", int64(l.EntityCalls)},
+		{"Waits", int64(l.Waits)},
+		{"Proposals", int64(l.Proposals)},
+		{"ProposalBytes", int64(l.ProposalBytes)},
 	} {
-		if v.value <= 0 {
-			errs = append(errs, fmt.Errorf("limit %s must be positive, is %d", v.name, v.value))
-		}
+		errs = append(errs, entity.CheckLimit(limitName(v.field), v.value))
 	}
 	if largest := l.State + max(l.Event, l.Reply); l.Record < largest {
-		errs = append(errs, fmt.Errorf("limit record (%d) is below a state with an event or a reply (%d)", l.Record, largest))
+		errs = append(errs, fmt.Errorf("limit entities.Record (%d) is below an entities.State with an entities.Event or entities.Reply (%d)", l.Record, largest))
 	}
 	if l.ShardBytes < int64(l.Command) {
-		errs = append(errs, fmt.Errorf("limit shard bytes (%d) is below limit command (%d)", l.ShardBytes, l.Command))
+		errs = append(errs, fmt.Errorf("limit entities.ShardBytes (%d) is below limit entities.Command (%d)", l.ShardBytes, l.Command))
 	}
 	if l.EntityCalls > l.ShardCalls {
-		errs = append(errs, fmt.Errorf("limit entity calls (%d) is above limit shard calls (%d)", l.EntityCalls, l.ShardCalls))
+		errs = append(errs, fmt.Errorf("limit entities.EntityCalls (%d) is above limit entities.ShardCalls (%d)", l.EntityCalls, l.ShardCalls))
 	}
 	// A key of the store, made of several of these, is at most 32 KiB.
 	if l.Name > 4096 || l.Key > 4096 {
-		errs = append(errs, errors.New("limits name and key must be at most 4096"))
+		errs = append(errs, errors.New("limits entities.Name and entities.Key must be at most 4096"))
 	}
 	return errors.Join(errs...)
 }
 
+// limitName is the name of one of Limits in docs/limits.md.
+func limitName(field string) string { return "entities." + field }
+
 // tooLarge is the refusal of something whose size is over a limit.
-func tooLarge(limit string, size, most int) *entity.Error {
-	return entity.Errorf(entity.TooLarge, "the %s has %d, the limit is %d", limit, size, most).
-		With("limit", limit).With("size", strconv.Itoa(size)).With("max", strconv.Itoa(most))
+func tooLarge(what, field string, size, most int) *entity.Error {
+	return entity.OverLimit(what, limitName(field), size, most)
 }
 
 // cut shortens a text for people to at most n bytes, and makes it valid UTF-8: a

@@ -59,6 +59,8 @@ type (
 
 // Messages between an activation and its relay.
 type (
+	// startRelay: an activation to itself, see relayPatience.
+	startRelay struct{}
 	// grown: a lane has new rows.
 	grown struct {
 		to   entity.Ref

@@ -1,6 +1,8 @@
 package actors
 
 import (
+	"time"
+
 	"github.com/asynkron/protoactor-go/actor"
 
 	"writ/actors/entity"
@@ -20,10 +22,11 @@ type outbox struct {
 	// open: lanes in which committed rows wait to be sent.
 	open int
 
-	relay *actor.PID // nil: none
-	told  uint64     // messages to the relay
-	stops bool       // the relay has been asked to end
-	fails bool       // a relay has ended by itself
+	relay    *actor.PID // nil: none
+	starting bool       // startRelay is on its way
+	told     uint64     // messages to the relay
+	stops    bool       // the relay has been asked to end
+	fails    bool       // a relay has ended by itself
 	// grown: lanes that have got rows since the relay was last told.
 	grown []entity.Ref
 }
@@ -137,20 +140,38 @@ func (a *activation) committedRows(commit *recordv1.Commit) {
 	}
 }
 
-// wakeRelay starts the relay if rows wait, or tells it of new ones. It is called
-// after every message.
-func (a *activation) wakeRelay(c actor.Context) {
+// relayPatience is how long rows of an entity without a relay wait for one. Until
+// then the processors are free for the callers that have just been answered, and the
+// rows of their next commands can share the relay's first batch.
+const relayPatience = time.Millisecond
+
+// wakeRelay schedules the start of a relay if rows wait and there is none, or tells
+// the relay of new rows. It is called after every message.
+func (a *activation) wakeRelay() {
 	o := &a.out
-	if o.relay != nil {
-		if len(o.grown) > 0 && !o.stops {
-			for _, to := range o.grown {
-				a.tellRelay(&grown{to, o.lanes[to].lane})
-			}
-			o.grown = o.grown[:0]
+	switch {
+	case o.relay == nil && !o.starting && a.mayRelay():
+		o.starting = true
+		rt, self := a.rt, a.self
+		time.AfterFunc(relayPatience, func() { rt.send(self, startRelay{}) })
+	case o.relay != nil && len(o.grown) > 0 && !o.stops:
+		for _, to := range o.grown {
+			a.tellRelay(&grown{to, o.lanes[to].lane})
 		}
-		return
+		o.grown = o.grown[:0]
 	}
-	if o.open == 0 || a.phase != active || a.lease.Context().Err() != nil {
+}
+
+// mayRelay reports whether rows wait and this activation is to send them.
+func (a *activation) mayRelay() bool {
+	return a.out.open > 0 && a.phase == active && a.lease.Context().Err() == nil
+}
+
+// startRelay starts a relay if rows still wait.
+func (a *activation) startRelay(c actor.Context) {
+	o := &a.out
+	o.starting = false
+	if o.relay != nil || !a.mayRelay() {
 		return
 	}
 	lanes := map[entity.Ref]laneState{}
@@ -163,7 +184,7 @@ func (a *activation) wakeRelay(c actor.Context) {
 	pid, err := c.SpawnNamed(a.rt.props(func() actor.Actor { return r }), a.rt.name("relay"))
 	if err != nil {
 		a.rt.log.Error("cannot start a relay", a.attr(), errAttr(err))
-		return // the next message tries again
+		return // it is tried again
 	}
 	o.relay, o.told, o.stops, o.grown = pid, 0, false, nil
 	a.entry.relays.Store(true)

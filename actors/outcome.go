@@ -30,7 +30,7 @@ func (r *Runtime) openOutcome(c *call, tenant string, body *writv1.OutcomeReques
 	case h.AtLeastOnce:
 		return entity.Errorf(entity.Invalid, "command %q keeps no keys", o.id.commandType)
 	case o.id.key == "" || len(o.id.key) > r.cfg.Limits.Key:
-		return entity.Errorf(entity.Invalid, "the idempotency key must have 1 to %d bytes, has %d", r.cfg.Limits.Key, len(o.id.key))
+		return r.badKey(o.id.key)
 	}
 	if o.issuedAt, err = issuedAt(body.GetIssuedAt()); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (a *activation) outcome(c *call, o *outcome) {
 	}
 	if o.cancel {
 		if err := a.issued(o.issuedAt); err != nil {
-			c.refuse(err)
+			a.refuseForGood(c, err)
 			return
 		}
 		a.cancel(c, o)

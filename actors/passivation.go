@@ -80,6 +80,7 @@ func (g *gate) housekeep(c actor.Context, now time.Time) {
 		return
 	}
 	g.sweep()
+	g.shard.crowded.tidy(g.rt.cfg.Limits.EntityCalls)
 	g.takeover.retry(g, c)
 	g.timers.look(g)
 	g.expire()

@@ -18,15 +18,14 @@ import (
 )
 
 const (
-	goodLanes    = 10
-	rowsAtOnce   = 500
-	badRows      = 20
-	batchMost    = badRows
-	poisonRounds = 5   // the best ones count: a shared machine is slow at times, and never too fast
-	poisonRatio  = 1.2 // the aim is 1.1; a busy machine measures 0.9 to 1.1 at full length
-	// poisonSlack is for short runs, which last milliseconds. Lanes that waited for
-	// bad ones would take seconds.
-	poisonSlack = 500 * time.Millisecond
+	goodLanes  = 10
+	rowsAtOnce = 500
+	badRows    = 20
+	batchMost  = badRows
+	poisonMost = 1.1 // what the good lanes may take beside bad ones, with 100,000 rows
+	// poisonUsual is the same for usual runs, which are over in a moment and share the
+	// processors with other tests.
+	poisonUsual = 1.5
 )
 
 // poisoned is a world in which one source has good lanes and bad ones.
@@ -115,21 +114,26 @@ func (p *poisoned) drain(n int, bad bool) time.Duration {
 // A lane that is refused, one whose destination nobody can reach and one to a kind
 // that nobody has cost the good lanes of the same source no throughput; they are
 // parked, or wait, with their reason, and go on in order when the cause is mended.
+// Runs come in pairs, without and with the bad lanes, so that what else the machine
+// does meets both; the median pair counts.
 func TestPoisonCostsOthersNothing(t *testing.T) {
-	n, slack := 5_000, poisonSlack
+	n, pairs, most := 5_000, 15, poisonUsual
 	if os.Getenv("WRIT_LONG") != "" {
-		n, slack = 100_000, 0
+		n, pairs, most = 100_000, 7, poisonMost
 	}
-	without, with := time.Hour, time.Hour
+	newPoisoned(t).drain(n, true) // the first run of all is slower
 	var p *poisoned
-	for range poisonRounds {
-		without = min(without, newPoisoned(t).drain(n, false))
+	var ratios []float64
+	for range pairs {
+		without := newPoisoned(t).drain(n, false)
 		p = newPoisoned(t)
-		with = min(with, p.drain(n, true))
+		with := p.drain(n, true)
+		ratios = append(ratios, with.Seconds()/without.Seconds())
+		t.Logf("%d good rows: %v alone, %v beside three bad lanes; %.2f sends a row", n, without, with, float64(p.sends.Load())/float64(n))
 	}
-	ratio := with.Seconds() / without.Seconds()
-	t.Logf("%d good rows: %v alone, %v beside three bad lanes, ratio %.2f; %.2f sends a row", n, without, with, ratio, float64(p.sends.Load())/float64(n))
-	if (with - slack).Seconds() > poisonRatio*without.Seconds() {
+	slices.Sort(ratios)
+	t.Logf("ratios %.2f", ratios)
+	if ratio := ratios[len(ratios)/2]; ratio > most {
 		t.Errorf("bad lanes cost the good ones a factor of %.2f", ratio)
 	}
 	if sends := p.sends.Load(); sends > int64(n)*3/2 {

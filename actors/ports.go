@@ -21,13 +21,13 @@ type Lease interface {
 	// once, in the order of the proposals: nil means committed and applied,
 	// NOT_EXECUTED definitely not, OUTCOME_UNKNOWN neither.
 	Propose(rec *recordv1.Record, done func(error))
-	// ProposeWithin is Propose for a record that may wait so long for another to go
-	// with.
+	// ProposeWithin is Propose for a record that may wait that long for another
+	// record to share its entry.
 	ProposeWithin(patience time.Duration, rec *recordv1.Record, done func(error))
 	// Barrier calls done in order with proposals; nil means that the lease still
 	// held at a moment after the call.
 	Barrier(done func(error))
-	// Load is what waits and is in flight.
+	// Load is how much is waiting or in flight.
 	Load() (records, bytes int)
 }
 
@@ -44,9 +44,9 @@ type Store interface {
 	PendingSources(after entity.Ref, limit int) ([]entity.Ref, error)
 	Timer(ref entity.Ref, name string) (*recordv1.Timer, error)
 	TimerNames(ref entity.Ref, limit int) ([]string, error)
-	// DueTimers yields timers to be tried at or before a time, earliest first, behind
-	// a position. Where fewer than limit are left, next is the time of the first one
-	// behind, 0 for none.
+	// DueTimers yields timers to be tried at or before a time, earliest first, after
+	// a position. Where fewer than limit are left, next is the time of the first later
+	// one, 0 for none.
 	DueTimers(behind string, until int64, limit int, yield func(position string, ref entity.Ref, name string, t *recordv1.Timer)) (next int64, err error)
 	Expirable(logTime int64) (throughGeneration uint64, ok bool)
 	ExpiredThrough() int64

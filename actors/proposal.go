@@ -69,11 +69,11 @@ func (a *activation) propose(rec *recordv1.Record, p *proposal) {
 	a.lease.Propose(rec, a.verdict(p))
 }
 
-// How long records that no client waits for may wait for others to share an
-// entry, and its sync, with: entries are what a shard's throughput and its
-// clients' latency pay for.
+// How long a record that no client waits for may wait for others, to share their
+// entry and its sync. The number of entries limits a shard's throughput and its
+// clients' latency.
 const (
-	eventPatience   = 2 * time.Millisecond
+	eventPatience   = time.Millisecond
 	confirmPatience = 25 * time.Millisecond
 )
 
@@ -106,19 +106,22 @@ func (a *activation) verdict(p *proposal) func(error) {
 	}
 }
 
-// settle takes a verdict in and concludes what is next in order.
-func (a *activation) settle(p *proposal) {
+// settle notes a verdict and concludes, in order, all proposals that have theirs. It
+// reports whether anybody waited for one of them.
+func (a *activation) settle(p *proposal) (answered bool) {
 	p.settled = true
 	for {
 		p := a.queue.pop()
 		if p == nil {
 			break
 		}
+		answered = answered || len(p.then) > 0
 		a.conclude(p)
 	}
 	if a.queue.empty() { // idle entities are many: keep nothing that is empty
 		a.keys, a.sources, a.timers = nil, nil, nil
 	}
+	return answered
 }
 
 // conclude acts on a verdict: a commit becomes the committed state, a failed one

@@ -49,7 +49,7 @@ func (r *Runtime) newQuery(tenant string, body *writv1.ReadRequest) (*query, err
 		return nil, entity.Errorf(entity.Invalid, "kind %q has no query %q", def.Name(), cut(name, 256))
 	}
 	if size := len(body.GetQuery().GetValue()); size > r.cfg.Limits.Command {
-		return nil, tooLarge("query", size, r.cfg.Limits.Command)
+		return nil, tooLarge("query", "Command", size, r.cfg.Limits.Command)
 	}
 	q.message = q.handler.Type.New().Interface()
 	if err := proto.Unmarshal(body.GetQuery().GetValue(), q.message); err != nil {
@@ -78,7 +78,7 @@ func (q *query) respond(s snapshot) (*nodev1.ForwardResponse, error) {
 		}
 	}
 	if size, most := len(packed.GetValue()), q.rt.cfg.Limits.Reply; q.handler != nil && size > most {
-		return nil, tooLarge("reply", size, most)
+		return nil, tooLarge("reply", "Reply", size, most)
 	}
 	return &nodev1.ForwardResponse{Answer: &nodev1.ForwardResponse_Read{
 		Read: &writv1.ReadResponse{State: packed, Version: s.version},
@@ -92,7 +92,7 @@ func (q *query) run(state proto.Message) (result proto.Message, err error) {
 	cfg, name := q.rt.cfg, string(q.message.ProtoReflect().Descriptor().FullName())
 	hand := queryInHand(q.ref, name, entity.Fingerprint(q.message))
 	if n := cfg.Hands.Crashes(hand); n >= cfg.MaxCrashes {
-		return nil, entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the query's handler: it is not run again until an operator says so (node crashes)", n)
+		return nil, entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the query's handler: it is not run again until an operator allows it (node crashes forget)", n)
 	}
 	leave, running := cfg.Hands.Take(hand), q.rt.handlings.begin(nil, q.ref, name)
 	defer leave()
@@ -190,8 +190,9 @@ func (w *versionWait) stop() { w.timer.Stop() }
 // in progress.
 func (a *activation) waitForVersion(c *call, want uint64) {
 	if waits := &a.shard.waits; c.shard != waits { // else it waited in an activation before
-		if !waits.enter(c.size, int64(a.rt.cfg.Limits.Waits), a.rt.cfg.Limits.ShardBytes) {
-			c.refuse(entity.Errorf(entity.Overloaded, "shard %d has too many reads that wait for a version: retry later", a.shard.number).Retry(retryOverload))
+		limits := a.rt.cfg.Limits
+		if full := waits.enter(c.size, bound{"Waits", int64(limits.Waits)}, bound{"ShardBytes", limits.ShardBytes}); full != nil {
+			c.refuse(overloaded(*full, "shard %d has too many reads that wait for a version", a.shard.number))
 			return
 		}
 		c.shard.leave(c.size)

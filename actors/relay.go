@@ -149,7 +149,16 @@ func (r *relay) stop() {
 	r.cancel()
 	for _, l := range r.lanes {
 		l.stopTimer()
+		r.shard.troubles.forget(r, l)
 	}
+}
+
+// recover forgets a lane's troubles.
+func (r *relay) recover(l *lane) {
+	if l.failures > 0 {
+		r.shard.troubles.forget(r, l)
+	}
+	l.recover()
 }
 
 // rest says when there is nothing to do, or nothing in flight when it is to end.
@@ -200,7 +209,7 @@ func (r *relay) change(m *laneChanged) {
 		r.set(l, m.lane)
 		l.acked = max(l.acked, m.lane.confirmed)
 		l.decision = nil
-		l.recover()
+		r.recover(l)
 		l.rewind()
 	}
 	r.tell(&laneMoved{to: m.to, lane: l.state}) // after what was on its way

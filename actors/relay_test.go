@@ -245,7 +245,7 @@ func TestPoisonAmongGoodLanes(t *testing.T) {
 	w.metrics.until(t, func() bool { return w.metrics.get("parks") == 3 && w.metrics.get("attempts") == 16 })
 }
 
-// Rows stay in order behind one that is refused for a while.
+// Rows stay in order after one that is refused for a while.
 func TestRefusedForAWhile(t *testing.T) {
 	var mu sync.Mutex
 	var seen []int64
@@ -458,9 +458,19 @@ func TestRollingUpgrade(t *testing.T) {
 				return &n
 			}
 			w := newWorld(t, worldConfig{kinds: kinds})
-			n := refused(w, func(n int64) bool { return n >= 20 })
+			var upgraded atomic.Bool
+			n := refused(w, func(n int64) bool { return n >= 20 && upgraded.Load() })
 			w.must(a, "k", &text{})
+			trouble := func() string { return w.rt.LaneTrouble(w.shard(a), a, b) }
+			w.metrics.until(t, func() bool { return strings.Contains(trouble(), tt.reason) })
+			if text := trouble(); !strings.HasPrefix(text, "UNKNOWN_KIND: ") || w.lane(a, b).GetReason() != "" {
+				t.Errorf("operators are told %q, and the log %q", text, w.lane(a, b).GetReason())
+			}
+			upgraded.Store(true)
 			w.drained(a, b, 2)
+			if text := trouble(); text != "" {
+				t.Errorf("it is over, and operators are told %q", text)
+			}
 			if n.Load() < 20 || w.metrics.get("attempts") != 0 || w.metrics.get("parks") != 0 {
 				t.Errorf("%d refusals, %d attempts, %d parks", n.Load(), w.metrics.get("attempts"), w.metrics.get("parks"))
 			}

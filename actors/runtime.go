@@ -45,7 +45,11 @@ type shard struct {
 	events gauge // deliveries in progress
 	waits  gauge // reads that wait for a version
 	timers gauge // timers that fire
-	ended  chan struct{}
+	// crowded is written by the gate and read by the front door.
+	crowded crowded
+	// troubles is written by relays and read for operators.
+	troubles troubles
+	ended    chan struct{}
 	// left is closed when a drop has given up on a handler that does not come back.
 	left chan struct{}
 }

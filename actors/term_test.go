@@ -11,9 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"writ/actors"
 	"writ/actors/entity"
 	nodev1 "writ/proto/writ/node/v1"
+	recordv1 "writ/proto/writ/record/v1"
 	writv1 "writ/proto/writ/v1"
 )
 
@@ -83,6 +87,35 @@ func TestLeaseEndsInFlight(t *testing.T) {
 	}
 }
 
+// A leader that another one has replaced, and that does not know yet, refuses nothing
+// for good: the key may have been executed under the other one.
+func TestReplacedLeaderRefusesNothingForGood(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.State = 100
+	for name, s := range map[string]submitted{
+		"too large": {ref: ref("big", "a"), key: "k", command: &text{}},
+		"issued ahead of the leader's clock": {ref: ref("counter", "a"), key: "k", command: &num{}, change: func(r *writv1.SubmitRequest) {
+			r.IssuedAt = timestamppb.New(time.Now().Add(time.Hour))
+		}},
+		"another version": {ref: ref("counter", "a"), key: "k", command: &num{}, change: func(r *writv1.SubmitRequest) {
+			r.IfVersion = proto.Uint64(7)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{
+				kinds:  []entity.Definer{kind("counter", hooks{}), bigKind()},
+				change: func(c *actors.Config) { c.Limits = limits },
+			})
+			old := w.leases[0]
+			old.hold()
+			call := w.later(s)
+			w.metrics.until(t, func() bool { return old.waiting() > 0 || len(call) > 0 })
+			old.end(nil)
+			wantReason(t, (<-call).err, entity.NotExecuted)
+		})
+	}
+}
+
 // A handler that outlives the lease decides nothing.
 func TestHandlerOutlivesLease(t *testing.T) {
 	begun, free := make(chan struct{}, 1), make(chan struct{})
@@ -137,6 +170,69 @@ func TestTakeover(t *testing.T) {
 	}
 	if n := w.metrics.get("activations") - before; n > sources+2 {
 		t.Errorf("%d activations for %d sources", n, sources)
+	}
+}
+
+// slowEntities is a store whose entities of kind "a" cannot be read, once that is
+// slow, until free is closed. It counts how many are being read.
+type slowEntities struct {
+	actors.Store
+	world     **world
+	slow      *atomic.Bool
+	free      <-chan struct{}
+	now, peak *atomic.Int64
+}
+
+func (s slowEntities) Entity(ref entity.Ref) (*recordv1.EntityRecord, error) {
+	if ref.Kind != "a" || !s.slow.Load() {
+		return s.Store.Entity(ref)
+	}
+	now := s.now.Add(1)
+	defer s.now.Add(-1)
+	for peak := s.peak.Load(); now > peak && !s.peak.CompareAndSwap(peak, now); peak = s.peak.Load() {
+	}
+	(*s.world).metrics.poke()
+	<-s.free
+	return s.Store.Entity(ref)
+}
+
+// A takeover starts no more than 64 entities at once, however many have rows, and
+// others get their turn beside them.
+func TestTakeoverStartsFewAtOnce(t *testing.T) {
+	const sources, atOnce = 300, 64 // as docs/limits.md says
+	free := make(chan struct{})
+	var w *world
+	slow := slowEntities{world: &w, slow: new(atomic.Bool), free: free, now: new(atomic.Int64), peak: new(atomic.Int64)}
+	w = newWorld(t, worldConfig{
+		kinds: []entity.Definer{emitter("a"), kind("b", hooks{})},
+		wrap: func(s actors.Store) actors.Store {
+			slow.Store = s
+			return slow
+		},
+	})
+	w.courier.set(func(*nodev1.DeliverRequest, deliverFunc) (*nodev1.DeliverResponse, error) {
+		return nil, errors.New("no way")
+	})
+	for i := range sources {
+		w.must(ref("a", fmt.Sprint(i)), "k", &text{Value: "b/1"})
+	}
+	w.leases[0].end(nil)
+	w.courier.set(nil)
+	slow.slow.Store(true)
+	w.lead(0)
+	w.metrics.until(t, func() bool { return slow.now.Load() >= atOnce })
+	for i := range 20 { // the gate has turns, and so have entities: one more would have begun
+		w.must(ref("b", fmt.Sprint("other", i)), "k", &num{Value: 1})
+	}
+	if now := slow.now.Load(); now != atOnce {
+		t.Errorf("%d entities start at once", now)
+	}
+	close(free)
+	for i := range sources {
+		w.drained(ref("a", fmt.Sprint(i)), ref("b", "1"), 1)
+	}
+	if peak := slow.peak.Load(); peak != atOnce {
+		t.Errorf("%d entities started at once, want %d", peak, atOnce)
 	}
 }
 

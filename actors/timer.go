@@ -85,7 +85,7 @@ func (a *activation) composeTimers(commit *recordv1.Commit, d *decision, from or
 		changes.put(change.Name, timer)
 	}
 	if len(changes.names) > a.rt.cfg.Limits.Timers {
-		return tooLarge("timers", len(changes.names), a.rt.cfg.Limits.Timers)
+		return tooLarge("number of timers changed", "Timers", len(changes.names), a.rt.cfg.Limits.Timers)
 	}
 	if d.deleted {
 		if err := a.cancelAll(changes); err != nil {
@@ -148,9 +148,9 @@ func dueAt(at time.Time) int64 { return max(1, nanos(at)) }
 
 // newTimer makes a timer of what a handler has set.
 func (a *activation) newTimer(set *entity.Timer, now time.Time, from origin) (*recordv1.Timer, error) {
-	message, kind := set.Command, "command"
+	message := set.Command
 	if set.Event != nil {
-		message, kind = set.Event, "event"
+		message = set.Event
 	}
 	switch {
 	case (set.Command == nil) == (set.Event == nil) || !message.ProtoReflect().IsValid():
@@ -168,7 +168,7 @@ func (a *activation) newTimer(set *entity.Timer, now time.Time, from origin) (*r
 		return nil, a.handlerFailed("its timer: %v", err)
 	}
 	if size, most := len(payload.GetData()), a.rt.cfg.Limits.Event; size > most {
-		return nil, tooLarge(kind, size, most)
+		return nil, tooLarge("timer's message", "Event", size, most)
 	}
 	at := set.At
 	if at.IsZero() {
@@ -213,7 +213,7 @@ func (a *activation) cancelAll(changes *timerChanges) error {
 		return a.unreadTimer(err)
 	}
 	if len(names) > timersMost {
-		return tooLarge("timers", len(names), timersMost)
+		return entity.OverLimit("entity", "timers of an entity that can be deleted", len(names), timersMost)
 	}
 	for _, name := range names {
 		changes.put(name, nil)
@@ -279,7 +279,7 @@ func (a *activation) fire(c *call, f *firing) {
 		c.refuse(a.unreadTimer(err))
 		return
 	}
-	now := time.Now()
+	now := a.rt.cfg.Clock()
 	switch {
 	case timer.GetSet() != f.set || timer.GetNext() == 0:
 		a.settled(func(err error) { c.answer(nil, ownless(err)) })
@@ -322,7 +322,7 @@ func effective(timer *recordv1.Timer, term uint64, skew time.Duration) int64 {
 // admitTimer: a timer waits where a command would be refused.
 func (a *activation) admitTimer() error {
 	if a.out.pending >= a.rt.cfg.Limits.Outbox {
-		return overloaded("the entity has %d events that are not confirmed yet", a.out.pending)
+		return a.outboxFull()
 	}
 	return a.room()
 }
@@ -395,7 +395,7 @@ func (a *activation) fireCommand(c *call, fired *firedTimer, now time.Time, late
 	}
 	commit.Outcome = result
 	if size := proto.Size(commit); size > a.rt.cfg.Limits.Record {
-		err := tooLarge("record", size, a.rt.cfg.Limits.Record)
+		err := tooLarge("record", "Record", size, a.rt.cfg.Limits.Record)
 		endSpan(fired.span, err)
 		a.failTimer(c, fired, now, err.Error(), false)
 		return

@@ -382,12 +382,44 @@ func TestTimerSkew(t *testing.T) {
 	const skew = 60 * time.Millisecond
 	k, w := newClockworld(t, func(c *actors.Config) { c.TimerSkew = skew })
 	a := ref("clock", "a")
-	w.must(a, "1", &text{Value: "set t 10ms"})
+	w.must(a, "1", &text{Value: "set t 300ms"})
 	w.lead(int(w.shard(a)))
 	w.metrics.until(t, func() bool { return len(k.times("a t")) == 1 })
 	if late := time.Since(k.times("a t")[0]); late < skew {
 		t.Errorf("fired %v after its time", late)
 	}
+}
+
+// A timer that could not be tried while the leader's clock was far ahead is tried
+// soon after the clock was set back, not when it gets there again.
+func TestTimerTriedAgainAfterTheClockWasSetBack(t *testing.T) {
+	var offset atomic.Int64
+	offset.Store(int64(-time.Hour))
+	limits := actors.DefaultLimits()
+	limits.Proposals = 1
+	due := time.Now().Add(-time.Minute)
+	clock := kind("clock", hooks{command: func(c *entity.Context, s *num, what string) error {
+		if what == "set" {
+			c.SetTimer("t", entity.Timer{At: due, Command: &text{Value: "fire"}})
+		}
+		return nil
+	}})
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{clock}, change: func(c *actors.Config) {
+		c.Clock = func() time.Time { return time.Now().Round(0).Add(time.Duration(offset.Load())) }
+		c.Limits, c.Passivation = limits, 80*time.Millisecond // a quick tick
+	}})
+	w.must(ref("clock", "a"), "1", &text{Value: "set"})
+	w.leases[0].hold()
+	crowd := w.later(submitted{ref: ref("clock", "b"), key: "1", command: &text{}})
+	w.held(0, 1)
+	offset.Store(int64(time.Hour))
+	w.metrics.until(t, func() bool { return w.metrics.get("refused") > 0 })
+	offset.Store(0)
+	w.leases[0].release()
+	if r := <-crowd; r.err != nil {
+		t.Error(r.err)
+	}
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 1 })
 }
 
 // countingStore counts looks at the index of times.

@@ -26,6 +26,7 @@ const (
 // and looked at again when they are done.
 type timers struct {
 	next     int64 // wall clock, nanoseconds; 0: none known
+	looked   int64 // what the clock said last
 	wake     *time.Timer
 	passing  bool
 	reading  bool
@@ -98,17 +99,18 @@ func (t *timers) arm(g *gate, at int64) {
 		t.wake.Stop()
 	}
 	lease, rt, to := g.lease, g.rt, g.shard.gate
-	t.wake = time.AfterFunc(time.Until(time.Unix(0, at)), func() { rt.send(to, &timerDue{lease}) })
+	t.wake = time.AfterFunc(time.Unix(0, at).Sub(rt.cfg.Clock()), func() { rt.send(to, &timerDue{lease}) })
 }
 
 // look begins a pass if its time has come. It is called with every tick as well,
-// since clocks can be set.
+// since clocks can be set. If the clock was set back, what is to be tried again
+// would wait for a time that is far away now, and only the store knows what else is
+// due.
 func (t *timers) look(g *gate) {
-	if t.next == 0 {
-		return
-	}
-	at := t.next
-	if time.Now().UnixNano() < at {
+	now := g.rt.cfg.Clock().UnixNano()
+	back := now < t.looked
+	t.looked = now
+	if !back && (t.next == 0 || now < t.next) {
 		return
 	}
 	t.next = 0
@@ -127,11 +129,11 @@ func (t *timers) pass(g *gate) {
 // read reads on in a goroutine of its own.
 func (t *timers) read(g *gate) {
 	t.reading, t.stalled = true, false
-	lease, store, to, behind, until := g.lease, g.shard.store, g.shard.gate, t.position, time.Now().UnixNano()
+	lease, store, to, behind, until := g.lease, g.shard.store, g.shard.gate, t.position, g.rt.cfg.Clock().UnixNano()
 	g.rt.wg.Go(func() {
 		page := &timerRead{lease: lease}
 		page.next, page.err = store.DueTimers(behind, until, timerPage, func(position string, ref entity.Ref, name string, timer *recordv1.Timer) {
-			page.position = position
+			page.position, timer.Message = position, nil // the entity reads it when its turn comes: a page of them can be large
 			page.due = append(page.due, dueTimer{timerID{ref, name}, timer})
 		})
 		g.rt.send(to, page)
@@ -147,7 +149,7 @@ func (g *gate) timersRead(c actor.Context, p *timerRead) {
 	t.reading = false
 	if p.err != nil {
 		g.rt.log.Error("cannot read timers", g.attr(), slog.Any("error", p.err))
-		t.leave(time.Now().Add(retryTimer).UnixNano())
+		t.leave(g.rt.cfg.Clock().Add(retryTimer).UnixNano())
 		t.conclude(g)
 		return
 	}
@@ -194,7 +196,7 @@ func (g *gate) fire(c actor.Context, due dueTimer) {
 		t.firing[due.timerID] = true
 		return
 	}
-	if at := effective(due.timer, g.lease.Term(), g.rt.cfg.TimerSkew); at > time.Now().UnixNano() {
+	if at := effective(due.timer, g.lease.Term(), g.rt.cfg.TimerSkew); at > g.rt.cfg.Clock().UnixNano() {
 		t.leave(at)
 		return
 	}
@@ -215,7 +217,7 @@ func (g *gate) timerDone(m *timerDone) {
 	}
 	met := t.firing[m.id]
 	delete(t.firing, m.id)
-	switch now := time.Now(); {
+	switch now := g.rt.cfg.Clock(); {
 	case m.err != nil:
 		t.arm(g, now.Add(retryTimer).UnixNano())
 	case met:

@@ -9,7 +9,7 @@ import (
 	"writ/sharding"
 )
 
-// Config names a shard's file and says what must stand in it.
+// Config names a shard's file and says what must be in it.
 type Config struct {
 	// Path of the shard file.
 	Path string

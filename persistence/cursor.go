@@ -23,7 +23,7 @@ type cursor struct {
 	value []byte
 }
 
-// levelCursor is a place in a level's tree; ok is false behind its end.
+// levelCursor is a place in a level's tree; ok is false past its end.
 type levelCursor struct {
 	iter btree.MapIter[string, *item]
 	used bool
@@ -48,7 +48,7 @@ func (v *view) cursor(b bucket, prefix string) *cursor {
 	return c
 }
 
-// seek moves to the first pair at or behind key that has the prefix.
+// seek moves to the first pair at or after key that has the prefix.
 func (c *cursor) seek(key string) bool {
 	if key < c.prefix {
 		key = c.prefix
@@ -71,7 +71,7 @@ func (c *cursor) seek(key string) bool {
 // first moves to the first pair.
 func (c *cursor) first() bool { return c.seek(c.prefix) }
 
-// behind moves to the first pair behind all keys that begin with a prefix.
+// behind moves to the first pair after all keys that begin with a prefix.
 func (c *cursor) behind(prefix string) bool {
 	if key := after(prefix); key != "" {
 		return c.seek(key)

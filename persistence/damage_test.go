@@ -143,7 +143,7 @@ func TestEveryDamagedPageIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a seed, to repeat a failure
+	random := rand.New(rand.NewPCG(1, 2))
 	page := os.Getpagesize()
 	noticed := 0
 	check := func(content []byte, what string) {

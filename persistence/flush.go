@@ -237,9 +237,9 @@ func dropGenerations(tx *bolt.Tx, through uint64) error {
 	return nil
 }
 
-// WaitFlushed waits until the file stands for index and asks for a flush if it
-// does not. Indexes above the last applied one hold nothing that reaches Apply
-// (or have not been applied), so what is waited for then is the flush of all
+// WaitFlushed waits until the file stands for index, and asks for a flush if it does
+// not yet. If index is above the last applied one, the entries between hold nothing
+// for Apply or have not been applied yet; then it waits for the flush of everything
 // that was applied before the call.
 func (s *Store) WaitFlushed(ctx context.Context, index uint64) error {
 	s.mu.RLock()

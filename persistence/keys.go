@@ -141,7 +141,7 @@ func cutPart(key string) (part, rest string, err error) {
 	return "", "", errKey
 }
 
-// after is the smallest key behind all keys with the prefix; "" if there is none.
+// after is the smallest key after all keys with the prefix; "" if there is none.
 func after(prefix string) string {
 	b := []byte(prefix)
 	for i := len(b) - 1; i >= 0; i-- {

@@ -138,7 +138,7 @@ func (p *pages) walk(first string, visit pair) error {
 	}
 	for _, c := range children {
 		if err := p.walkBucket([]string{c.name}, c.header, visit); err != nil {
-			return fmt.Errorf("bucket %s: %w", c.name, err)
+			return fmt.Errorf("bucket %q: %w", c.name, err)
 		}
 	}
 	return nil

@@ -117,7 +117,7 @@ func (s *Store) Lanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) 
 }
 
 // WaitingLanes are the lanes of a source in which rows wait, by destination; empty
-// if there are none. Its cost follows those lanes, not those that were ever opened.
+// if there are none. Its cost depends on those lanes, not on all ever opened.
 func (s *Store) WaitingLanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) {
 	lanes := map[entity.Ref]*recordv1.Lane{}
 	err := s.inSteps(outboxBucket, string(appendRef(nil, source)), "", func(v *view, c *cursor) (string, error) {
@@ -165,9 +165,9 @@ func (s *Store) Rows(source, destination entity.Ref, from uint64, maxRows, maxBy
 }
 
 // PendingSources are sources that have unconfirmed rows in lanes that are
-// active: at most limit of them, in the order of their keys, behind the given
-// one. The zero Ref stands before all. Its cost follows the lanes that hold rows, not
-// those that ever did.
+// active: at most limit of them, in the order of their keys, after the given
+// one. The zero Ref stands before all. Its cost depends on the lanes that hold rows
+// now, not on those that ever did.
 func (s *Store) PendingSources(behind entity.Ref, limit int) ([]entity.Ref, error) {
 	from := ""
 	if behind != (entity.Ref{}) {

@@ -25,7 +25,7 @@ type MarkState struct {
 	Mark *recordv1.Applied
 }
 
-// LanesAfter are lanes in the order of (source, destination), behind a position:
+// LanesAfter are lanes in the order of (source, destination), after a position:
 // at most limit of them. It is for walks that are spread over time; what a walk
 // sees of a lane is as new as its step.
 func (s *Store) LanesAfter(at Pair, limit int) ([]LaneState, error) {
@@ -38,7 +38,7 @@ func (s *Store) LanesAfter(at Pair, limit int) ([]LaneState, error) {
 	return list, err
 }
 
-// Which lanes a walk is for.
+// Which says which lanes a walk is for.
 type Which int
 
 const (
@@ -50,8 +50,8 @@ const (
 	OpenLanes
 )
 
-// LanesOf is LanesAfter for some of the lanes. Its cost follows the lanes that it
-// is for, not those that were ever opened.
+// LanesOf is LanesAfter for some of the lanes. Its cost depends on how many lanes
+// it is for, not on how many were ever opened.
 func (s *Store) LanesOf(which Which, at Pair, limit int) ([]LaneState, error) {
 	if which == EveryLane {
 		return s.LanesAfter(at, limit)
@@ -94,7 +94,7 @@ func (s *Store) LanesOf(which Which, at Pair, limit int) ([]LaneState, error) {
 	return list, err
 }
 
-// MarksAfter are applied marks in the order of (destination, source), behind a
+// MarksAfter are applied marks in the order of (destination, source), after a
 // position: at most limit of them.
 func (s *Store) MarksAfter(at Pair, limit int) ([]MarkState, error) {
 	var list []MarkState
@@ -128,7 +128,7 @@ func (s *Store) MarksOf(destination entity.Ref, limit int) ([]MarkState, error) 
 	return list, err
 }
 
-// pairsAfter visits pairs of a bucket whose keys name two entities, behind a
+// pairsAfter visits pairs of a bucket whose keys name two entities, after a
 // position.
 func (s *Store) pairsAfter(b bucket, first, second entity.Ref, limit int, visit func(first, second entity.Ref, value []byte) error) error {
 	return s.read(func(v *view) error {
@@ -153,8 +153,8 @@ func (s *Store) pairsAfter(b bucket, first, second entity.Ref, limit int, visit 
 }
 
 // OldestRow is the earliest acceptance time among the first rows of all lanes that
-// are active, Unix nanoseconds; 0 if no row waits. It looks at one row a lane and
-// keeps nobody waiting meanwhile.
+// are active, Unix nanoseconds; 0 if no row waits. It reads one row per lane and
+// blocks nobody.
 func (s *Store) OldestRow(ctx context.Context) (acceptedAt int64, err error) {
 	c, err := s.scan(ctx)
 	if err != nil {

@@ -123,7 +123,7 @@ func stamp(db *bolt.DB, head *recordv1.ShardMeta, generation uint64) error {
 }
 
 // swap renames the file into place and takes over its content. Once the rename
-// has happened the old file is gone, so an error behind it ends the store.
+// has happened the old file is gone, so an error after it ends the store.
 func (s *Store) swap(path string, db *bolt.DB, c *content) (old *bolt.DB, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

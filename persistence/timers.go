@@ -141,7 +141,7 @@ func (s *Store) TimerNames(ref entity.Ref, limit int) (names []string, err error
 }
 
 // TimersAfter yields the timers of one entity, or with the zero Ref of all, in the
-// order of entity and name, behind a position, "" for the start: at most limit of
+// order of entity and name, after a position, "" for the start: at most limit of
 // them.
 func (s *Store) TimersAfter(of entity.Ref, behind string, limit int, yield func(position string, ref entity.Ref, name string, t *recordv1.Timer)) error {
 	prefix, from := "", after(duePrefix) // the index of times comes first
@@ -169,8 +169,8 @@ func (s *Store) TimersAfter(of entity.Ref, behind string, limit int, yield func(
 }
 
 // DueTimers yields timers that are to be tried at or before a time, earliest
-// first, behind a position, "" for the start: at most limit of them. Where fewer
-// are left, next is the time of the first one behind; 0 if there is none.
+// first, after a position, "" for the start: at most limit of them. Where fewer
+// are left, next is the time of the first later one; 0 if there is none.
 func (s *Store) DueTimers(behind string, until int64, limit int, yield func(position string, ref entity.Ref, name string, t *recordv1.Timer)) (next int64, err error) {
 	err = s.read(func(v *view) error {
 		c := v.cursor(timersBucket, duePrefix)

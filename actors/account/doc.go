@@ -1,6 +1,6 @@
 // Package account is the example domain: accounts that hold money and one
 // statement that adds them all up. It shows a small saga, which is how work
-// that concerns several entities is done.
+// across several entities is done.
 //
 //	Deposit, Withdraw    change one balance
 //	Transfer             debits the payer and emits CreditOffered to the receiver
@@ -26,14 +26,14 @@
 //
 // Per currency, the balances and the money in flight add up to what was
 // deposited less what was withdrawn. When nothing is in flight, the statement's
-// total equals the sum of the balances. Totals wrap around at 64 bits, so they
-// are exact again as soon as the sum fits.
+// total equals the sum of the balances. A total that does not fit in 64 bits is kept
+// exactly, as a decimal in Total.exact.
 //
 // # Failures
 //
 // A command that breaks a rule is rejected with one of the reasons in rules.go.
 // An event is never rejected by a rule: the handler accepts it and answers with
-// a compensation, so that one bad credit does not hold up those behind it. The
+// a compensation, so that one bad credit does not hold up those after it. The
 // one event that is rejected is the answer to a transfer that the account never
 // made: it means that a promise of Writ was broken, and parks its lane.
 package account

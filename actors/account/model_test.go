@@ -111,8 +111,8 @@ func (b *bank) command() {
 	}
 }
 
-// check compares what is there with what was supplied. Sums wrap around like
-// the statement's, so equality is modulo 2^64.
+// check compares what is there with what was supplied. Both sums wrap around, so
+// equality is modulo 2^64.
 func (b *bank) check() {
 	b.t.Helper()
 	held := map[string]int64{}

@@ -43,8 +43,8 @@ func day(s *accountv1.Statement, q *accountv1.DayQuery) (*accountv1.DayTotals, e
 	return &accountv1.DayTotals{}, nil
 }
 
-// add takes a posting into a sum, which is never wrong: postings cannot be refused
-// any more.
+// add adds a posting to a sum. The sum stays exact even beyond 64 bits, since the
+// money has moved and the posting can no longer be refused.
 func add(totals map[string]*accountv1.Total, p *accountv1.Posted) {
 	total := totals[p.GetCurrency()]
 	if total == nil {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"writ/actors/entity"
 	writv1 "writ/proto/writ/v1"
 )
 
@@ -170,11 +171,8 @@ func checkNames(kind, id string) error {
 
 func (c *Client) checkSize(req proto.Message) error {
 	if size := proto.Size(req); size > c.cfg.MessageMax {
-		return &Error{
-			Reason: ReasonTooLarge, Code: codes.InvalidArgument,
-			Message: fmt.Sprintf("the request has %d bytes, the client's limit is %d", size, c.cfg.MessageMax),
-			Details: map[string]string{"limit": fmt.Sprint(c.cfg.MessageMax), "size": fmt.Sprint(size)},
-		}
+		over := entity.OverLimit("request", "client.MessageMax", size, c.cfg.MessageMax)
+		return &Error{Reason: string(over.Reason), Code: codes.InvalidArgument, Message: over.Message, Details: over.Details}
 	}
 	return nil
 }

@@ -140,13 +140,22 @@ func TestTimeEnds(t *testing.T) {
 
 // TestDeadlineOfTheCall: a call without a deadline ends by the configured one.
 func TestDeadlineOfTheCall(t *testing.T) {
-	node := &fakeNode{reply: func(ctx context.Context, _ *writv1.SubmitRequest) (*writv1.SubmitResponse, error) {
+	node := &fakeNode{reply: func(ctx context.Context, req *writv1.SubmitRequest) (*writv1.SubmitResponse, error) {
+		if req.GetIdempotencyKey() == "connect" {
+			return &writv1.SubmitResponse{}, nil
+		}
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}}
 	address, _ := serve(t, node)
-	c := connect(t, func(cfg *client.Config) { cfg.CallTimeout = 30 * time.Millisecond }, address)
-	_, err := submit(t, c, "k")
+	c := connect(t, func(cfg *client.Config) { cfg.CallTimeout = 300 * time.Millisecond }, address)
+	// Connected first, by a call with a deadline of its own: what was not sent is
+	// known not to be executed.
+	connecting, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := c.Submit(connecting, "account", "a", "connect", deposit(), client.SubmitOptions{})
+	must(t, err)
+	_, err = submit(t, c, "k")
 	var e *client.Error
 	if !errors.As(err, &e) || e.Reason != client.ReasonOutcomeUnknown || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %+v", err)
@@ -295,6 +304,13 @@ func TestRefusedHere(t *testing.T) {
 		"size": func() error { _, err := c.Submit(t.Context(), "a", "a", "k", big, client.SubmitOptions{}); return err },
 		"read": func() error { _, err := c.Read(t.Context(), "a", "a", client.ReadOptions{Query: big}); return err },
 	}
+	for _, name := range []string{"size", "read"} {
+		var e *client.Error
+		if err := calls[name](); !errors.As(err, &e) || e.Reason != client.ReasonTooLarge || e.Details["limit"] != "client.MessageMax" ||
+			e.Details["max"] != "100" || e.Details["size"] == "" {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
 	for name, call := range calls {
 		var e *client.Error
 		if err := call(); !errors.As(err, &e) || e.Code != codes.InvalidArgument || e.Unknown || client.IsUnknown(err) {
@@ -430,7 +446,9 @@ func TestOutOfTime(t *testing.T) {
 	for range 2 { // each node is the first in turn
 		_, err := submit(t, c, "k")
 		var e *client.Error
-		if !errors.As(err, &e) || e.Reason != client.ReasonNotExecuted || e.Address != address || !strings.Contains(e.Message, "shard 7 has no leader") {
+		if !errors.As(err, &e) || e.Address != address || !strings.Contains(e.Message, "shard 7 has no leader") {
+			t.Errorf("submit: %v", err)
+		} else if e.Reason != client.ReasonNotExecuted && e.Reason != client.ReasonOutcomeUnknown { // one was still on its way
 			t.Errorf("submit: %v", err)
 		}
 		_, err = c.Read(t.Context(), "account", "a", client.ReadOptions{})

@@ -12,7 +12,7 @@ import (
 )
 
 // DefaultCallTimeout bounds a call, its retries included, whose context has no
-// deadline. It is the retry horizon that a cluster begins with: windows are longer.
+// deadline. It equals the default retry horizon of a cluster; windows are longer.
 const DefaultCallTimeout = 60 * time.Second
 
 // Config says whom to call and how patiently. Only Addresses must be set.
@@ -28,7 +28,8 @@ type Config struct {
 	CallTimeout time.Duration
 	// AttemptTimeout bounds one attempt on one node, so that a node that does not
 	// answer costs little. An attempt that was too short does no harm: the next
-	// one, with the same key, joins the execution in progress. 0: 3 s.
+	// one, with the same key, joins the execution in progress. 0: 2.5 s, so that a
+	// call to a node that is lost is answered by another within 3 s.
 	AttemptTimeout time.Duration
 	// BackoffMin and BackoffMax bound the pause between attempts, which grows
 	// with jitter; a node's own hint can make it longer. 0: 25 ms and 2 s.
@@ -42,7 +43,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	setDefault(&c.CallTimeout, DefaultCallTimeout)
-	setDefault(&c.AttemptTimeout, 3*time.Second)
+	setDefault(&c.AttemptTimeout, 2500*time.Millisecond)
 	setDefault(&c.BackoffMin, 25*time.Millisecond)
 	setDefault(&c.BackoffMax, 2*time.Second)
 	setDefault(&c.MessageMax, 16<<20)

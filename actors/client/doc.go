@@ -18,6 +18,6 @@
 // A process that may die between attempts keeps the key and the time of its
 // first attempt (SubmitOptions.IssuedAt) somewhere durable before it calls.
 //
-// Keys, kinds and ids are UTF-8 strings; encode binary keys, in hex for example.
-// Connections are direct: proxies named in the environment are not used.
+// Kinds and ids are UTF-8 strings; a key may be any bytes. Connections are direct:
+// proxies named in the environment are not used.
 package client

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
@@ -16,8 +17,12 @@ import (
 )
 
 const (
-	// avoidFor is how long a node in trouble is asked only if all are.
+	// avoidFor is how long a node in trouble is asked only if all nodes are in trouble.
 	avoidFor = time.Second
+	// silentFor is how long a node may answer nothing at all, while an attempt waits,
+	// before the next calls go to other nodes first: a lost machine never answers. A
+	// node that is merely slow only loses its turn.
+	silentFor = 500 * time.Millisecond
 
 	pingEvery   = 10 * time.Second
 	pingTimeout = 3 * time.Second
@@ -25,6 +30,11 @@ const (
 	redialMin   = 50 * time.Millisecond
 	redialMax   = time.Second
 	headerBytes = 16 << 10
+
+	// Windows of fixed size, bytes: those that grow cost a ping for almost every
+	// call of a client that makes one at a time.
+	streamWindow     = 1 << 20
+	connectionWindow = 4 << 20
 )
 
 // endpoint is one node's address with its connection.
@@ -32,8 +42,15 @@ type endpoint struct {
 	address string
 	conn    *grpc.ClientConn
 	service writv1.EntityServiceClient
-	// avoid is a Unix time, ns: until then the node is thought to be in trouble.
+	// born is where the times of this struct begin, nanoseconds by the monotonic
+	// clock: a step of the wall clock must not make a node look silent.
+	born time.Time
+	// avoid: until then the node is thought to be in trouble.
 	avoid atomic.Int64
+	// asked is when the first attempt began since one has last ended; 0: none has.
+	asked atomic.Int64
+	// met: there has been a connection.
+	met atomic.Bool
 }
 
 func newEndpoint(address string, cfg Config) (*endpoint, error) {
@@ -48,6 +65,8 @@ func newEndpoint(address string, cfg Config) (*endpoint, error) {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithStatsHandler(sentRecorder{}),
 		grpc.WithMaxHeaderListSize(headerBytes),
+		grpc.WithStaticStreamWindowSize(streamWindow),
+		grpc.WithStaticConnWindowSize(connectionWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cfg.MessageMax), grpc.MaxCallSendMsgSize(cfg.MessageMax)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout}),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -58,13 +77,52 @@ func newEndpoint(address string, cfg Config) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &endpoint{address: address, conn: conn, service: writv1.NewEntityServiceClient(conn)}, nil
+	return &endpoint{born: time.Now(), address: address, conn: conn, service: writv1.NewEntityServiceClient(conn)}, nil
 }
 
-func (e *endpoint) trouble(now time.Time) { e.avoid.Store(now.Add(avoidFor).UnixNano()) }
-func (e *endpoint) works()                { e.avoid.Store(0) }
+// at is a time since the endpoint was made, never 0.
+func (e *endpoint) at(now time.Time) int64 { return 1 + int64(now.Sub(e.born)) }
 
-func (e *endpoint) avoided(now time.Time) bool { return e.avoid.Load() > now.UnixNano() }
+func (e *endpoint) trouble(now time.Time) { e.avoid.Store(e.at(now.Add(avoidFor))) }
+
+func (e *endpoint) works() {
+	e.avoid.Store(0)
+	e.met.Store(true)
+}
+
+// ask is called when an attempt begins, heard when one ends.
+func (e *endpoint) ask(now time.Time) { e.asked.CompareAndSwap(0, e.at(now)) }
+func (e *endpoint) heard()            { e.asked.Store(0) }
+
+// avoided reports whether others should be asked first.
+func (e *endpoint) avoided(now time.Time) bool {
+	return e.avoid.Load() > e.at(now) || e.silent(now) || e.down()
+}
+
+func (e *endpoint) silent(now time.Time) bool {
+	asked := e.asked.Load()
+	return asked != 0 && asked < e.at(now.Add(-silentFor))
+}
+
+// down reports whether the connection has ended, or could not be made, and there
+// is no new one yet: whatever is sent now would fail. gRPC goes on dialling.
+func (e *endpoint) down() bool {
+	switch e.conn.GetState() {
+	case connectivity.Ready:
+		e.met.Store(true)
+		return false
+	case connectivity.Idle: // before the first call, or after the connection has ended
+		if !e.met.Load() {
+			return false
+		}
+		e.conn.Connect()
+		return true
+	case connectivity.Connecting:
+		return e.met.Load()
+	case connectivity.TransientFailure, connectivity.Shutdown:
+	}
+	return true
+}
 
 // sentRecorder notes for each attempt whether gRPC has handed any of it to a
 // connection. Before that it has certainly not left the process.

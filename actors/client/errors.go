@@ -32,9 +32,9 @@ const (
 // domain marks the details that Writ itself has made.
 const domain = "writ"
 
-// Error says that there is no outcome.
+// Error is an answer without an outcome.
 type Error struct {
-	// Reason classes the last answer; "" if it did not come from Writ, or if a call
+	// Reason classifies the last answer; "" if it did not come from Writ, or if a call
 	// that changes nothing has run out of time: nothing needs to be repeated then.
 	Reason string
 	// Code of the last answer.
@@ -43,7 +43,7 @@ type Error struct {
 	Message string
 	// Unknown: the command may have been executed, by this attempt or an earlier
 	// one. Retry with the same key; another key could execute it twice. If it has
-	// EXPIRED no retry helps: nobody can say any more.
+	// EXPIRED no retry helps: nobody can find out any more.
 	Unknown bool
 	// Attempts made.
 	Attempts int
@@ -136,6 +136,8 @@ type verdict struct {
 	unknown bool
 	// link: the node or the way to it is in trouble, ask another one first.
 	link bool
+	// lost: the node was there before.
+	lost bool
 }
 
 // judge decides by reason; and where Writ has not spoken, by code. sent tells

@@ -94,7 +94,7 @@ type KeyOutcome struct {
 type KeyOptions struct {
 	// IssuedAt is when the command was first sent; zero: not said. With it a key
 	// that may have been forgotten is Expired, or its Cancel refused as such;
-	// without it NeverSeen and Cancelled tell of the window only.
+	// without it NeverSeen and Cancelled speak only of the window.
 	IssuedAt time.Time
 }
 

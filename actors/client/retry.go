@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -17,6 +18,12 @@ import (
 // exhaustedMax bounds attempts that end in a RESOURCE_EXHAUSTED of gRPC itself
 // or of a proxy: often a message over a limit, which no retry makes smaller.
 const exhaustedMax = 3
+
+// settle is the least pause, at most doubled at random, before a call goes to another
+// node when its own has just been lost. If the node has died, the others are about to
+// notice; one that has not yet would forward the call to the dead node, and the
+// outcome would be unknown.
+const settle = 15 * time.Millisecond
 
 // attempt is one try of a call on one node.
 type attempt func(ctx context.Context, service writv1.EntityServiceClient, opts ...grpc.CallOption) error
@@ -75,6 +82,7 @@ func (k *call) run(ctx context.Context) error {
 		k.unknown = k.unknown || v.unknown
 		a.err.Address = node.address
 		if v.link {
+			v.lost = v.unknown || node.met.Load()
 			node.trouble(time.Now())
 		}
 		if a.info {
@@ -115,6 +123,8 @@ func (k *call) once(ctx context.Context, node *endpoint) (*answer, verdict) {
 	defer cancel()
 	ctx, sent := withSent(k.client.authorize(ctx))
 	var header, trailer metadata.MD
+	node.ask(time.Now())
+	defer node.heard()
 	err := k.try(ctx, node.service, grpc.Header(&header), grpc.Trailer(&trailer))
 	if err == nil {
 		return nil, verdict{}
@@ -132,17 +142,24 @@ func (k *call) givesUp(a answer) bool {
 }
 
 // pause waits before the next attempt. A node that could not be reached costs no
-// pause as long as there is another address to try. It returns false if the
-// call's time ends first.
+// pause as long as there is another address to try, and one that was lost just now
+// a short one. It returns false if the call's time ends first.
 func (k *call) pause(ctx context.Context, v verdict, hint time.Duration) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	if v.link && k.switches < len(k.client.endpoints)-1 {
+	var wait time.Duration
+	switch {
+	case !v.link || k.switches >= len(k.client.endpoints)-1:
+		wait = max(hint, k.backoff.NextBackOff())
+	case v.lost:
+		k.switches++
+		wait = settle + rand.N(settle)
+	default:
 		k.switches++
 		return true
 	}
-	timer := time.NewTimer(max(hint, k.backoff.NextBackOff()))
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

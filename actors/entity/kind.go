@@ -53,7 +53,7 @@ func (k *Kind[S]) Definition() *Definition {
 // KindOption changes a kind's defaults.
 type KindOption func(*Definition)
 
-// Window sets how long the kind's idempotency keys are remembered at least.
+// Window sets the least time for which the kind's idempotency keys are remembered.
 func Window(d time.Duration) KindOption { return func(def *Definition) { def.window = d } }
 
 // Schema sets the version number stored beside the kind's states and events.
@@ -161,6 +161,16 @@ func (d *Definition) Command(name string) *Handler { return d.commands[protorefl
 
 // Event finds the handler of an event, nil if none.
 func (d *Definition) Event(name string) *Handler { return d.events[protoreflect.FullName(name)] }
+
+// Commands are the full names of the messages of all commands, in order.
+func (d *Definition) Commands() []string {
+	names := make([]string, 0, len(d.commands))
+	for name := range d.commands {
+		names = append(names, string(name))
+	}
+	slices.Sort(names)
+	return names
+}
 
 // Query finds the handler of a query, nil if none.
 func (d *Definition) Query(name string) *Handler { return d.queries[protoreflect.FullName(name)] }
@@ -300,8 +310,8 @@ func NewRegistry(kinds ...Definer) (*Registry, error) {
 // Kind finds a kind by name, nil if it is not registered.
 func (r *Registry) Kind(name string) *Definition { return r.kinds[name] }
 
-// Find finds a kind by name. The error, INVALID, lists the kinds that there are: a
-// misspelt name must not look like an entity that has nothing.
+// Find finds a kind by name. The error, INVALID, lists the kinds that exist: a
+// misspelt name must not look like an empty entity.
 func (r *Registry) Find(name string) (*Definition, error) {
 	if def := r.kinds[name]; def != nil {
 		return def, nil

@@ -195,6 +195,9 @@ func TestRegistryFinds(t *testing.T) {
 	if a.Command(c) == nil || a.Event(e) == nil || a.Query(q) == nil {
 		t.Error("a handler is missing")
 	}
+	if got := a.Commands(); !slices.Equal(got, []string{c}) {
+		t.Errorf("commands are %q", got)
+	}
 	if a.Command(e) != nil || a.Command(q) != nil || a.Event(c) != nil || a.Query(c) != nil {
 		t.Error("a handler was found under the wrong heading")
 	}

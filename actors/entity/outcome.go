@@ -3,6 +3,7 @@ package entity
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -42,7 +43,7 @@ type Rejection struct {
 
 func (r *Rejection) Error() string { return r.Reason + ": " + r.Message }
 
-// Reason classes every answer that is not an outcome of the command itself.
+// Reason classifies every answer that is not an outcome of the command itself.
 // The gateway maps each to one gRPC status (docs/guarantee.md has the table).
 type Reason string
 
@@ -77,7 +78,7 @@ type Error struct {
 	Message string
 	// RetryAfter is a hint; 0 means none.
 	RetryAfter time.Duration
-	// Details are short, for programs: "limit", "size", "leader", "term" …
+	// Details are short, for programs: "limit", "max", "size", "field" …
 	Details map[string]string
 }
 
@@ -86,6 +87,37 @@ func (e *Error) Error() string { return string(e.Reason) + ": " + e.Message }
 // Errorf makes an error with a formatted message.
 func Errorf(reason Reason, format string, args ...any) *Error {
 	return &Error{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// limitMost is more than any limit can mean, and little enough that no sum of limits
+// and sizes overflows.
+const limitMost = 1 << 40
+
+// CheckLimit says what is wrong with the value of a limit that was set, by its name
+// in docs/limits.md.
+func CheckLimit(name string, value int64) error {
+	switch {
+	case value <= 0:
+		return fmt.Errorf("limit %s must be positive, is %d", name, value)
+	case value > limitMost:
+		return fmt.Errorf("limit %s must be at most %d, is %d", name, int64(limitMost), value)
+	}
+	return nil
+}
+
+// OverLimit is the refusal of something that is larger than a limit allows. It is
+// made here alone, so that programs find the same details in all of them: "limit",
+// its name in docs/limits.md, "max" and "size".
+func OverLimit(what, limit string, size, most int) *Error {
+	return Errorf(TooLarge, "the %s has %d, limit %s is %d", what, size, limit, most).
+		With("limit", limit).With("max", strconv.Itoa(most)).With("size", strconv.Itoa(size))
+}
+
+// Overload is the refusal of work for which a limit leaves no room now. Its details
+// are "limit", the name in docs/limits.md, and "max".
+func Overload(limit string, most int64, format string, args ...any) *Error {
+	return Errorf(Overloaded, format+" (limit %s is %d): retry later with the same key", append(args, limit, most)...).
+		With("limit", limit).With("max", strconv.FormatInt(most, 10))
 }
 
 // With returns e with one more detail.
@@ -97,7 +129,7 @@ func (e *Error) With(name, value string) *Error {
 	return e
 }
 
-// Retry returns e with a hint when to try again.
+// Retry returns e with a hint of when to try again.
 func (e *Error) Retry(after time.Duration) *Error {
 	e.RetryAfter = after
 	return e

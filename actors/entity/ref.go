@@ -13,7 +13,7 @@ type Ref struct {
 // String is for logs and messages only.
 func (r Ref) String() string { return fmt.Sprintf("%s/%s/%q", r.Tenant, r.Kind, r.ID) }
 
-// Address names an entity within the tenant of the one that speaks.
+// Address names an entity within the tenant of the entity that uses it.
 type Address struct {
 	Kind string
 	ID   string

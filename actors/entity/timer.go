@@ -49,25 +49,25 @@ type TimerChange struct {
 	MoveTo time.Time
 }
 
-// SetTimer sets a timer of this entity, in the place of the one that has the name.
+// SetTimer sets a timer of this entity. It replaces the one with the same name.
 // The name is 1 to 200 bytes.
 func (c *Context) SetTimer(name string, t Timer) {
 	c.timers = append(c.timers, TimerChange{Name: name, Set: &t})
 }
 
-// MoveTimer gives a timer another time. It does nothing if there is none of the
+// MoveTimer gives a timer another time. It does nothing if there is no timer of that
 // name. A timer that was parked because it failed starts anew.
 func (c *Context) MoveTimer(name string, at time.Time) {
 	c.timers = append(c.timers, TimerChange{Name: name, MoveTo: at})
 }
 
-// CancelTimer removes a timer, if there is one of the name.
+// CancelTimer removes a timer, if there is one of that name.
 func (c *Context) CancelTimer(name string) {
 	c.timers = append(c.timers, TimerChange{Name: name})
 }
 
-// Due is when the timer was due whose command is in hand. It is zero in a client's
-// command and in an event.
+// Due is when the timer whose command is being handled was due. It is zero in a
+// client's command and in an event.
 func (c *Context) Due() time.Time { return c.due }
 
 // SetDue is for the runtime.

@@ -24,7 +24,7 @@ type admission struct {
 }
 
 // waitShare is the part of the calls in progress that reads which wait for a
-// version may take up. They wait for long, and for something that may never come:
+// version may take up. They may wait long, and for something that may never come:
 // without a bound of their own they would keep commands out.
 const waitShare = 4
 
@@ -53,17 +53,14 @@ func (a *admission) enter(request proto.Message) (leave func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.calls >= a.callsMax {
-		return nil, entity.Errorf(entity.Overloaded,
-			"%d %s are in progress on this node, its limit: retry later with the same key", a.calls, a.what)
+		return nil, entity.Overload("gateway.InFlight", int64(a.callsMax), "%d %s are in progress on this node", a.calls, a.what)
 	}
 	if a.bytes+size > a.bytesMax {
-		return nil, entity.Errorf(entity.Overloaded,
-			"%d bytes of %s are in progress on this node, its limit is %d: retry later with the same key",
-			a.bytes, a.what, a.bytesMax)
+		return nil, entity.Overload("gateway.InFlightBytes", a.bytesMax, "%d bytes of %s are in progress on this node", a.bytes, a.what)
 	}
 	if waits > 0 && a.waits >= max(1, a.callsMax/waitShare) {
-		return nil, entity.Errorf(entity.Overloaded,
-			"%d reads that wait for a version are in progress among the %s of this node, its limit: retry later, or without min_version", a.waits, a.what)
+		return nil, entity.Overload("gateway.InFlight", int64(a.callsMax),
+			"%d reads that wait for a version are in progress among the %s of this node, and may take up one in %d", a.waits, a.what, waitShare)
 	}
 	a.calls++
 	a.waits += waits

@@ -101,7 +101,7 @@ func (c *Credentials) add(token string, id Identity) error {
 	}
 	hash := sha256.Sum256([]byte(token))
 	if _, twice := c.byHash[hash]; twice {
-		return errors.New("the token stands in an earlier entry")
+		return errors.New("the token is already in an earlier entry")
 	}
 	c.byHash[hash] = id
 	return nil
@@ -139,7 +139,7 @@ func (c *Credentials) Authenticate(ctx context.Context) (Identity, error) {
 			"this cluster wants a token: send the metadata \"authorization: Bearer TOKEN\"")
 	}
 	if len(values) > 1 {
-		return Identity{}, entity.Errorf(entity.Unauthenticated, "send one authorization, there are %d", len(values))
+		return Identity{}, entity.Errorf(entity.Unauthenticated, "send one authorization header, not %d", len(values))
 	}
 	scheme, token, _ := strings.Cut(values[0], " ")
 	if !strings.EqualFold(scheme, "bearer") {

@@ -25,7 +25,7 @@ func TestParseCredentials(t *testing.T) {
 		"nothing":       {``, "JSON object"},
 		"cut off":       {`{"secret-a": "a"`, "cut off"},
 		"trailing":      {`{"secret-a": "a"} {}`, "follows"},
-		"twice":         {`{"secret-a": "a", "secret-a": "b"}`, "entry 2: the token stands in an earlier entry"},
+		"twice":         {`{"secret-a": "a", "secret-a": "b"}`, "entry 2: the token is already in an earlier entry"},
 		"empty token":   {`{"": "a"}`, "token is empty"},
 		"empty tenant":  {`{"secret-a": ""}`, "1 to 64 bytes"},
 		"long tenant":   {`{"secret-a": "` + strings.Repeat("t", 65) + `"}`, "1 to 64 bytes"},

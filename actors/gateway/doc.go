@@ -19,8 +19,8 @@
 //     error fit the 8 KiB that the strictest gRPC clients accept.
 //   - The tenant comes from the credential and from nowhere else.
 //   - Strings of protobuf are UTF-8, and gRPC refuses others before a service
-//     sees them. So idempotency keys, kinds and ids are UTF-8 strings; a client
-//     with binary keys must encode them (hex, base64).
+//     sees them. So kinds and ids are UTF-8. An idempotency key that is not goes
+//     into idempotency_key_bytes or the metadata idempotency-key-bin.
 //
 // What is bounded: message size, calls and bytes in flight, commands in flight
 // on one stream, streams of a connection, connections, texts and details.

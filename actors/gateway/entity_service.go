@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"google.golang.org/grpc/metadata"
 
@@ -20,13 +19,15 @@ type Forwarder interface {
 	Forward(ctx context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error)
 }
 
-// EntityConfig holds what an [EntityService] needs. All fields but Tracer must be
-// set.
+// EntityConfig holds what an [EntityService] needs. All fields but Names and Tracer
+// must be set.
 type EntityConfig struct {
 	Registry    *entity.Registry
 	Forwarder   Forwarder
 	Credentials *Credentials
 	Limits      Limits
+	// Names are DefaultNameLimits if left zero.
+	Names NameLimits
 	// Tracer may be nil: then a client's traceparent is passed on and nothing else.
 	Tracer trace.Tracer
 	Logger *slog.Logger
@@ -52,10 +53,13 @@ func NewEntityService(cfg EntityConfig) (*EntityService, error) {
 	if err := cfg.Limits.Validate(); err != nil {
 		return nil, err
 	}
+	if cfg.Names == (NameLimits{}) {
+		cfg.Names = DefaultNameLimits()
+	}
 	return &EntityService{
 		forwarder:   cfg.Forwarder,
 		credentials: cfg.Credentials,
-		form:        newForm(cfg.Registry, cfg.Limits),
+		form:        newForm(cfg.Registry, cfg.Limits, cfg.Names),
 		admission:   newAdmission("client calls", cfg.Limits),
 		limits:      cfg.Limits,
 		tracer:      cfg.Tracer,
@@ -121,7 +125,7 @@ func (s *EntityService) forward(ctx context.Context, tenant, traceparent string,
 	if err != nil {
 		return nil, err
 	}
-	call := forwardRequest(ctx, tenant)
+	call := &nodev1.ForwardRequest{Tenant: tenant}
 	call.Trace = traceparent
 	call.Call = &nodev1.ForwardRequest_Submit{Submit: checked}
 	resp, err := s.forwarder.Forward(ctx, call)
@@ -149,7 +153,7 @@ func (s *EntityService) Read(ctx context.Context, req *writv1.ReadRequest) (*wri
 	if err := s.form.read(req); err != nil {
 		return nil, s.status(err)
 	}
-	call := forwardRequest(ctx, id.Tenant)
+	call := &nodev1.ForwardRequest{Tenant: id.Tenant}
 	call.Call = &nodev1.ForwardRequest_Read{Read: req}
 	resp, err := s.forwarder.Forward(ctx, call)
 	if err != nil {
@@ -192,7 +196,7 @@ func (s *EntityService) outcome(ctx context.Context, req *writv1.OutcomeRequest,
 	if err != nil {
 		return nil, s.status(err)
 	}
-	call := forwardRequest(ctx, id.Tenant)
+	call := &nodev1.ForwardRequest{Tenant: id.Tenant}
 	set(call, checked)
 	resp, err := s.forwarder.Forward(ctx, call)
 	if err != nil {
@@ -225,17 +229,6 @@ func logUntyped(log *slog.Logger, err error) {
 
 func strangeAnswer() error {
 	return entity.Errorf(entity.OutcomeUnknown, "the leader's answer is of another kind than the call: retry with the same key")
-}
-
-// forwardRequest begins the envelope of a client's call.
-func forwardRequest(ctx context.Context, tenant string) *nodev1.ForwardRequest {
-	req := &nodev1.ForwardRequest{Tenant: tenant}
-	// A deadline beyond what nanoseconds can say is none: it would wrap, and lie in
-	// the past.
-	if deadline, ok := ctx.Deadline(); ok && time.Unix(0, deadline.UnixNano()).Equal(deadline) {
-		req.Deadline = deadline.UnixNano()
-	}
-	return req
 }
 
 // traceOf is the W3C traceparent of the call, "" if there is none that is sane.

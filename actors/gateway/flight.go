@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// DefaultSupersededGrace is how long an answer is still awaited from a node whose
-// shard another one leads by now. A planned transfer lets the old leader finish
-// what it has in hand; a frozen one says nothing, for as long as its connection
-// seems alive, and nobody should wait for that.
+// DefaultSupersededGrace is how long an answer is still awaited from a node after
+// another one has taken over the shard. In a planned transfer the old leader finishes
+// what it has in hand; a frozen one never answers while its connection seems alive,
+// and nobody should wait for that.
 const DefaultSupersededGrace = 250 * time.Millisecond
 
 // flight is a call in progress at another node.

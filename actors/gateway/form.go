@@ -21,26 +21,22 @@ import (
 	writv1 "writ/proto/writ/v1"
 )
 
-// Bounds of names.
-const (
-	idBytes  = 255
-	keyBytes = 255
-)
-
 // form checks requests before they are routed: what it refuses was executed
 // nowhere. It is immutable and safe for concurrent use.
 type form struct {
 	registry *entity.Registry
 	limits   Limits
+	names    NameLimits
 	commands map[string]string // kind → its commands, for texts
 	queries  map[string]string
 }
 
-func newForm(registry *entity.Registry, limits Limits) *form {
+func newForm(registry *entity.Registry, limits Limits, names NameLimits) *form {
 	kinds := registry.Kinds()
 	f := &form{
 		registry: registry,
 		limits:   limits,
+		names:    names,
 		commands: make(map[string]string, len(kinds)),
 		queries:  make(map[string]string, len(kinds)),
 	}
@@ -165,8 +161,11 @@ func (f *form) entity(ref *writv1.EntityRef) (*entity.Definition, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n := len(ref.GetId()); n == 0 || n > idBytes {
-		return nil, entity.Errorf(entity.Invalid, "entity.id must be 1 to %d bytes, has %d", idBytes, n)
+	switch n, most := len(ref.GetId()), f.names.Name; {
+	case n == 0:
+		return nil, entity.Errorf(entity.Invalid, "entity.id must be 1 to %d bytes, has %d", most, n)
+	case n > most:
+		return nil, entity.OverLimit("entity's id", "entities.Name", n, most)
 	}
 	if !utf8.ValidString(ref.GetId()) {
 		return nil, entity.Errorf(entity.Invalid, "entity.id must be UTF-8")
@@ -215,8 +214,8 @@ func (f *form) key(ctx context.Context, req keyed, optional bool) (string, error
 	case key == "":
 		return "", entity.Errorf(entity.Invalid,
 			"the idempotency key is missing: set idempotency_key or the metadata %s, and send the same key again in every retry", keyHeader)
-	case len(key) > keyBytes:
-		return "", entity.Errorf(entity.Invalid, "the idempotency key must be 1 to %d bytes, has %d", keyBytes, len(key))
+	case len(key) > f.names.Key:
+		return "", entity.OverLimit("idempotency key", "entities.Key", len(key), f.names.Key)
 	}
 	return key, nil
 }
@@ -233,8 +232,7 @@ func (f *form) payload(what, registered string, find func(string) *entity.Handle
 		return nil, unknownType(what, name, registered)
 	}
 	if size := len(packed.GetValue()); size > f.limits.Command {
-		return nil, entity.Errorf(entity.TooLarge, "%s %s has %d bytes, the limit is %d", what, name, size, f.limits.Command).
-			With("limit", fmt.Sprint(f.limits.Command)).With("size", fmt.Sprint(size)).With("what", what)
+		return nil, entity.OverLimit(what+" "+name, "gateway.Command", size, f.limits.Command)
 	}
 	message := handler.Type.New().Interface()
 	if err := proto.Unmarshal(packed.GetValue(), message); err != nil {
@@ -285,7 +283,7 @@ func plain(err error) string {
 }
 
 // issued checks the form of issued_at. How far it may lie ahead is for the leader
-// to say, behind the look-up of the key.
+// to say, after it has looked the key up.
 func issued(at *timestamppb.Timestamp) error {
 	if at == nil {
 		return nil

@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -37,18 +38,18 @@ func TestSubmitForm(t *testing.T) {
 		"unknown kind":                  {func(r *writv1.SubmitRequest) { r.Entity.Kind = "acount" }, nil, "INVALID", []string{`"acount"`, "registered: account"}},
 		"empty id":                      {func(r *writv1.SubmitRequest) { r.Entity.Id = "" }, nil, "INVALID", []string{"1 to 255 bytes"}},
 		"longest id":                    {change: func(r *writv1.SubmitRequest) { r.Entity.Id = strings.Repeat("i", 255) }},
-		"id too long":                   {func(r *writv1.SubmitRequest) { r.Entity.Id = strings.Repeat("i", 256) }, nil, "INVALID", []string{"has 256"}},
+		"id too long":                   {func(r *writv1.SubmitRequest) { r.Entity.Id = strings.Repeat("i", 256) }, nil, "TOO_LARGE", []string{"has 256", "entities.Name is 255"}},
 		"odd id":                        {change: func(r *writv1.SubmitRequest) { r.Entity.Id = "a\x00/\n$\"" }},
 		"no key":                        {func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, nil, "INVALID", []string{"key is missing", "idempotency-key"}},
 		"longest key":                   {change: func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 255) }},
-		"key too long":                  {func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 256) }, nil, "INVALID", []string{"has 256"}},
+		"key too long":                  {func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 256) }, nil, "TOO_LARGE", []string{"has 256", "entities.Key is 255"}},
 		"key as metadata":               {func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, []string{"k"}, "", nil},
 		"key twice":                     {func(*writv1.SubmitRequest) {}, []string{"k"}, "", nil},
 		"two keys":                      {func(*writv1.SubmitRequest) {}, []string{"other"}, "INVALID", []string{"two idempotency keys"}},
 		"two keys in metadata":          {func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, []string{"a", "b"}, "INVALID", []string{"two idempotency keys"}},
 		"bytes as metadata":             {change: func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" }, header: []string{"-bin \xff\x00\n"}},
 		"bytes as a field":              {change: func(r *writv1.SubmitRequest) { r.IdempotencyKey, r.IdempotencyKeyBytes = "", []byte("\xff\x00\n") }},
-		"bytes too long":                {func(r *writv1.SubmitRequest) { r.IdempotencyKey, r.IdempotencyKeyBytes = "", make([]byte, 256) }, nil, "INVALID", []string{"has 256"}},
+		"bytes too long":                {func(r *writv1.SubmitRequest) { r.IdempotencyKey, r.IdempotencyKeyBytes = "", make([]byte, 256) }, nil, "TOO_LARGE", []string{"has 256", "entities.Key is 255"}},
 		"text as bytes":                 {change: func(r *writv1.SubmitRequest) { r.IdempotencyKeyBytes = []byte("k") }, header: []string{"-bin k"}},
 		"text and other bytes":          {func(r *writv1.SubmitRequest) { r.IdempotencyKeyBytes = []byte("l") }, nil, "INVALID", []string{"two idempotency keys"}},
 		"text and other metadata":       {func(*writv1.SubmitRequest) {}, []string{"-bin l"}, "INVALID", []string{"two idempotency keys"}},
@@ -114,7 +115,7 @@ func TestSizes(t *testing.T) {
 	for _, size := range []int{limit + 1, 2 * limit, c.limits.Message - 64<<10} {
 		_, err := client.Submit(ctx(t), command(size))
 		code, reason, details, _ := info(err)
-		if code != codes.InvalidArgument || reason != "TOO_LARGE" || details["limit"] == "" || details["size"] == "" {
+		if code != codes.InvalidArgument || reason != "TOO_LARGE" || details["limit"] != "gateway.Command" || details["max"] != fmt.Sprint(limit) || details["size"] != fmt.Sprint(size) {
 			t.Errorf("%d bytes: %v %s %v", size, code, reason, details)
 		}
 	}

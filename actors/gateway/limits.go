@@ -3,6 +3,9 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"math"
+
+	"writ/actors/entity"
 )
 
 // envelopeBytes is the room that a message between nodes has beside the payload
@@ -17,10 +20,10 @@ type Limits struct {
 	Command int
 	// Message is the largest gRPC message in either direction, bytes. Above it
 	// gRPC itself refuses with RESOURCE_EXHAUSTED and no ErrorInfo; between
-	// Command and Message the answer is TOO_LARGE with limit and size.
+	// Command and Message the answer is TOO_LARGE with the limit's name.
 	Message int
-	// InFlight is the number of calls in progress, separately for clients and
-	// for other nodes.
+	// InFlight is the number of calls in progress; those from clients and those from
+	// other nodes are counted separately.
 	InFlight int
 	// InFlightBytes is the size of their requests together, bytes.
 	InFlightBytes int64
@@ -46,31 +49,42 @@ func DefaultLimits() Limits {
 	}
 }
 
+// NameLimits are those of the entities' limits that the door checks, too: what is
+// longer is refused before it is routed. The runtime has the last word.
+type NameLimits struct {
+	// Name bounds an entity's id, Key an idempotency key, bytes.
+	Name, Key int
+}
+
+// DefaultNameLimits are those of the runtime.
+func DefaultNameLimits() NameLimits { return NameLimits{Name: 255, Key: 255} }
+
 // Validate checks the limits against each other.
 func (l Limits) Validate() error {
 	var errs []error
 	for _, v := range []struct {
-		name  string
+		field string
 		value int64
 	}{
-		{"command", int64(l.Command)},
-		{"message", int64(l.Message)},
-		{"in flight", int64(l.InFlight)},
-		{"in flight bytes", l.InFlightBytes},
-		{"stream in flight", int64(l.StreamInFlight)},
-		{"connection streams", int64(l.ConnectionStreams)},
-		{"connections", int64(l.Connections)},
+		{"Command", int64(l.Command)},
+		{"Message", int64(l.Message)},
+		{"InFlight", int64(l.InFlight)},
+		{"InFlightBytes", l.InFlightBytes},
+		{"StreamInFlight", int64(l.StreamInFlight)},
+		{"ConnectionStreams", int64(l.ConnectionStreams)},
+		{"Connections", int64(l.Connections)},
 	} {
-		if v.value <= 0 {
-			errs = append(errs, fmt.Errorf("limit %s must be positive, is %d", v.name, v.value))
-		}
+		errs = append(errs, entity.CheckLimit("gateway."+v.field, v.value))
+	}
+	if int64(l.ConnectionStreams) > math.MaxUint32 { // a field of HTTP/2
+		errs = append(errs, fmt.Errorf("limit gateway.ConnectionStreams must be at most %d, is %d", uint32(math.MaxUint32), l.ConnectionStreams))
 	}
 	if l.Message < l.Command+envelopeBytes {
-		errs = append(errs, fmt.Errorf("limit message (%d) must exceed limit command (%d) by %d bytes",
+		errs = append(errs, fmt.Errorf("limit gateway.Message (%d) must exceed limit gateway.Command (%d) by %d bytes",
 			l.Message, l.Command, envelopeBytes))
 	}
 	if l.InFlightBytes < int64(l.Message) {
-		errs = append(errs, fmt.Errorf("limit in flight bytes (%d) is below limit message (%d)", l.InFlightBytes, l.Message))
+		errs = append(errs, fmt.Errorf("limit gateway.InFlightBytes (%d) is below limit gateway.Message (%d)", l.InFlightBytes, l.Message))
 	}
 	return errors.Join(errs...)
 }

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"net/http"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -24,7 +23,6 @@ const Domain = "writ"
 type outcome struct {
 	reason entity.Reason
 	code   codes.Code
-	http   int
 	// retry is the delay in RetryInfo if the error brings none of its own; 0: a
 	// retry does not help and no RetryInfo is sent.
 	retry time.Duration
@@ -35,22 +33,22 @@ type outcome struct {
 func outcomes() []outcome {
 	return []outcome{
 		// Not executed; fix the call.
-		{entity.Invalid, codes.InvalidArgument, http.StatusBadRequest, 0},
-		{entity.TooLarge, codes.InvalidArgument, http.StatusRequestEntityTooLarge, 0},
-		{entity.KeyReused, codes.Aborted, http.StatusUnprocessableEntity, 0},
-		{entity.VersionMismatch, codes.Aborted, http.StatusPreconditionFailed, 0},
-		{entity.Cancelled, codes.FailedPrecondition, http.StatusGone, 0},
-		{entity.Unauthenticated, codes.Unauthenticated, http.StatusUnauthorized, 0},
-		{entity.Denied, codes.PermissionDenied, http.StatusForbidden, 0},
-		{entity.HandlerPanic, codes.Internal, http.StatusInternalServerError, 0},
+		{entity.Invalid, codes.InvalidArgument, 0},
+		{entity.TooLarge, codes.InvalidArgument, 0},
+		{entity.KeyReused, codes.Aborted, 0},
+		{entity.VersionMismatch, codes.Aborted, 0},
+		{entity.Cancelled, codes.FailedPrecondition, 0},
+		{entity.Unauthenticated, codes.Unauthenticated, 0},
+		{entity.Denied, codes.PermissionDenied, 0},
+		{entity.HandlerPanic, codes.Internal, 0},
 		// Not executed; later, with the same key.
-		{entity.NotExecuted, codes.Unavailable, http.StatusServiceUnavailable, 50 * time.Millisecond},
-		{entity.Overloaded, codes.ResourceExhausted, http.StatusTooManyRequests, 200 * time.Millisecond},
+		{entity.NotExecuted, codes.Unavailable, 50 * time.Millisecond},
+		{entity.Overloaded, codes.ResourceExhausted, 200 * time.Millisecond},
 		// Not decided yet: ask Outcome.
-		{entity.InFlight, codes.Aborted, http.StatusConflict, 100 * time.Millisecond},
+		{entity.InFlight, codes.Aborted, 100 * time.Millisecond},
 		// Fate unknown: the same key, or a person.
-		{entity.OutcomeUnknown, codes.Unavailable, http.StatusServiceUnavailable, 50 * time.Millisecond},
-		{entity.Expired, codes.FailedPrecondition, http.StatusConflict, 0},
+		{entity.OutcomeUnknown, codes.Unavailable, 50 * time.Millisecond},
+		{entity.Expired, codes.FailedPrecondition, 0},
 	}
 }
 
@@ -62,20 +60,6 @@ func byReason(reason entity.Reason) (outcome, bool) {
 		}
 	}
 	return outcome{}, false
-}
-
-// HTTPStatus is the HTTP code of an error, by the same table.
-func HTTPStatus(err error) int {
-	if err == nil {
-		return http.StatusOK
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return http.StatusGatewayTimeout
-	}
-	if o, ok := byReason(entity.ReasonOf(err)); ok {
-		return o.http
-	}
-	return http.StatusServiceUnavailable
 }
 
 // ToStatus turns an error of this process into a gRPC status error with
@@ -120,8 +104,8 @@ func (o outcome) status(e *entity.Error) *spb.Status {
 // FromStatus turns the error of a call to another node back into an error of
 // this process. sent tells whether any part of the call may have left this node.
 // The result is an *[entity.Error], or the context's error if ctx has ended or the
-// other node says that its deadline, which travels with the call, has passed: its
-// clock and ours do not strike at once.
+// other node says that its deadline, which travels with the call, has passed: the
+// two clocks need not agree.
 func FromStatus(ctx context.Context, err error, sent bool) error {
 	if err == nil {
 		return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -44,22 +43,21 @@ func TestOutcomeTable(t *testing.T) {
 	tests := []struct {
 		reason  entity.Reason
 		code    codes.Code
-		http    int
 		retries bool
 	}{
-		{entity.Invalid, codes.InvalidArgument, 400, false},
-		{entity.TooLarge, codes.InvalidArgument, 413, false},
-		{entity.KeyReused, codes.Aborted, 422, false},
-		{entity.VersionMismatch, codes.Aborted, 412, false},
-		{entity.Cancelled, codes.FailedPrecondition, 410, false},
-		{entity.Unauthenticated, codes.Unauthenticated, 401, false},
-		{entity.Denied, codes.PermissionDenied, 403, false},
-		{entity.HandlerPanic, codes.Internal, 500, false},
-		{entity.NotExecuted, codes.Unavailable, 503, true},
-		{entity.Overloaded, codes.ResourceExhausted, 429, true},
-		{entity.InFlight, codes.Aborted, 409, true},
-		{entity.OutcomeUnknown, codes.Unavailable, 503, true},
-		{entity.Expired, codes.FailedPrecondition, 409, false},
+		{entity.Invalid, codes.InvalidArgument, false},
+		{entity.TooLarge, codes.InvalidArgument, false},
+		{entity.KeyReused, codes.Aborted, false},
+		{entity.VersionMismatch, codes.Aborted, false},
+		{entity.Cancelled, codes.FailedPrecondition, false},
+		{entity.Unauthenticated, codes.Unauthenticated, false},
+		{entity.Denied, codes.PermissionDenied, false},
+		{entity.HandlerPanic, codes.Internal, false},
+		{entity.NotExecuted, codes.Unavailable, true},
+		{entity.Overloaded, codes.ResourceExhausted, true},
+		{entity.InFlight, codes.Aborted, true},
+		{entity.OutcomeUnknown, codes.Unavailable, true},
+		{entity.Expired, codes.FailedPrecondition, false},
 	}
 	for _, tt := range tests {
 		t.Run(string(tt.reason), func(t *testing.T) {
@@ -75,9 +73,6 @@ func TestOutcomeTable(t *testing.T) {
 			}
 			if (retry > 0) != tt.retries {
 				t.Errorf("retry info %s, want some: %v", retry, tt.retries)
-			}
-			if got := gateway.HTTPStatus(inner); got != tt.http {
-				t.Errorf("http %d, want %d", got, tt.http)
 			}
 			// And back, as another node reads it.
 			var back *entity.Error
@@ -112,7 +107,7 @@ func TestErrorsWithoutReason(t *testing.T) {
 			}
 		})
 	}
-	if gateway.ToStatus(nil) != nil || gateway.FromStatus(ctx(t), nil, true) != nil || gateway.HTTPStatus(nil) != http.StatusOK {
+	if gateway.ToStatus(nil) != nil || gateway.FromStatus(ctx(t), nil, true) != nil {
 		t.Error("no error must stay none")
 	}
 }

@@ -101,6 +101,8 @@ func NewPool(cfg PoolConfig) (*Pool, error) {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithStatsHandler(sentRecorder{}),
 		grpc.WithMaxHeaderListSize(headerBytes),
+		grpc.WithStaticStreamWindowSize(streamWindow),
+		grpc.WithStaticConnWindowSize(connectionWindow),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(cfg.Limits.Message),
 			grpc.MaxCallSendMsgSize(cfg.Limits.Message),

@@ -43,16 +43,18 @@ const (
 )
 
 // DefaultLeaderWait is how long a call waits for a leader before it gets
-// NOT_EXECUTED: long enough for a planned transfer or a leader's crash, short
-// enough for a client to try another node well within its deadline.
-const DefaultLeaderWait = 300 * time.Millisecond
+// NOT_EXECUTED: longer than the half second within which a killed leader has a
+// successor, so that the client need not retry; short enough for it to try another
+// node well within its deadline.
+const DefaultLeaderWait = 600 * time.Millisecond
 
-// triesMax bounds how often one call is tried while leaders come and go.
-const triesMax = 8
+// triesMax bounds how often one call is tried while leaders come and go: as often
+// as a dead leader and its successor can be asked within DefaultLeaderWait.
+const triesMax = 12
 
-// againFirst is the pause before a leader that has refused is asked again; it
-// doubles. A new leader is known for some milliseconds before it may serve: its
-// term has to be opened by an entry of the log.
+// againFirst is the first pause before a leader that has refused is asked again. The
+// pause doubles each time and starts over with another leader. A new leader is known
+// some milliseconds before it may serve: an entry of the log has to open its term.
 const againFirst = 10 * time.Millisecond
 
 // RouterConfig holds what a [Router] needs. All fields but the
@@ -130,7 +132,6 @@ func (r *Router) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*node
 			ClusterId: r.cfg.ClusterID(),
 			Shard:     at.shard,
 			TermHint:  at.term,
-			Deadline:  req.GetDeadline(),
 			Tenant:    req.GetTenant(),
 			Trace:     req.GetTrace(),
 			Call:      req.GetCall(),
@@ -227,10 +228,17 @@ func toLeader[Resp any](ctx context.Context, r *Router, ref entity.Ref, wait tim
 		if over == nil {
 			over = time.After(wait)
 		}
-		if try == triesMax || !r.waitForOther(ctx, shard, tried, wakeup, over, again) {
+		if try == triesMax {
 			return none, r.hint(shard, err)
 		}
-		again *= 2
+		switch r.waitForOther(ctx, shard, tried, wakeup, over, again) {
+		case givesUp:
+			return none, r.hint(shard, err)
+		case asksAgain:
+			again *= 2
+		case asksOther:
+			again = againFirst
+		}
 	}
 }
 
@@ -265,25 +273,34 @@ func redirect(at target, err error) (target, bool) {
 	return target{shard: at.shard, node: leader, term: term}, true
 }
 
+// next is what a refused call does.
+type next int
+
+const (
+	givesUp next = iota
+	asksAgain
+	asksOther
+)
+
 // waitForOther waits until the table names a leader that was not tried, or until
-// those that were may be asked again. It gives up, false, when the time is over
-// or the caller is gone.
-func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target, wakeup <-chan struct{}, over <-chan time.Time, again time.Duration) bool {
+// those that were may be asked again. It gives up when the time is over or the
+// caller is gone.
+func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target, wakeup <-chan struct{}, over <-chan time.Time, again time.Duration) next {
 	pause := time.NewTimer(again)
 	defer pause.Stop()
 	for {
 		select {
 		case <-wakeup:
 		case <-pause.C:
-			return true
+			return asksAgain
 		case <-over:
-			return false
+			return givesUp
 		case <-ctx.Done():
-			return false
+			return givesUp
 		}
 		wakeup = r.wakeup()
 		if node, term := r.cfg.Table.Leader(shard); node != "" && !slices.Contains(tried, target{shard, node, term}) {
-			return true
+			return asksOther
 		}
 	}
 }

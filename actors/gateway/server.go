@@ -29,6 +29,11 @@ const (
 	// Clients that have vanished are noticed within clientPing + clientPingTimeout.
 	clientPing        = 30 * time.Second
 	clientPingTimeout = 10 * time.Second
+	// Windows of fixed size, bytes. gRPC's own, which grow, measure the way with a
+	// ping for almost every call that has the connection to itself: two messages
+	// and two wake-ups more on each side.
+	streamWindow     = 1 << 20
+	connectionWindow = 4 << 20
 )
 
 // ServerConfig holds what a [Server] needs. All fields but Secret and TLS must be set.
@@ -85,6 +90,8 @@ func options(cfg ServerConfig) []grpc.ServerOption {
 		grpc.MaxSendMsgSize(cfg.Limits.Message),
 		grpc.MaxConcurrentStreams(uint32(cfg.Limits.ConnectionStreams)),
 		grpc.MaxHeaderListSize(headerBytes),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connectionWindow),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingMin, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: clientPing, Timeout: clientPingTimeout}),
@@ -102,7 +109,7 @@ func options(cfg ServerConfig) []grpc.ServerOption {
 // Registrar is for services of the composition root, before Serve.
 func (s *Server) Registrar() grpc.ServiceRegistrar { return s.grpc }
 
-// SetServing sets the health of a service, "" for the node as a whole.
+// SetServing sets the health of a service, or of whatever else has a name there.
 func (s *Server) SetServing(service string, serving bool) {
 	state := grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	if serving {

@@ -7,11 +7,17 @@
 // running node, by POST /debug/fault?point=…&action=…&hit=n on the HTTP port.
 //
 // Actions: crash (SIGKILL to itself), stop (SIGSTOP to itself), error (the
-// operation fails), drop (the same; a message is lost), delay (100 ms), hold (it
-// hangs until the point is disarmed, as on a frozen disk). hit=n lets n-1 hits
-// pass; an armed point acts once, hold, delay and drop until disarmed by the
-// action none. Whenever a point acts it says so on standard error. Some points
-// stand behind what can no longer fail: error and drop do nothing there.
+// operation fails), drop (the same; a message is lost), delay (100 ms, or for=…),
+// hold (it hangs until the point is disarmed, as on a frozen disk). hit=n lets n-1
+// hits pass; an armed point acts once, hold, delay and drop until disarmed by the
+// action none. Whenever a point acts it says so on standard error, a delay only the
+// first time. Some points come after what can no longer fail: error and drop do
+// nothing there.
+//
+// [Now] is the wall clock. In a build with faults it is off by what the environment
+// variable WRIT_CLOCK says, or POST /debug/clock?offset=… (90s, -3h; 0s: right
+// again). Durations are measured by the monotonic clock, which nobody can set: they
+// do not use it.
 package fault
 
 import "errors"
@@ -45,14 +51,21 @@ const (
 	ConsumerAfterCommit Name = "consumer-after-commit"
 	// Snapshot: a shard file is copied, not synced.
 	Snapshot Name = "snapshot"
+	// Receive: a piece of a shard file has come from the leader.
+	Receive Name = "receive"
 	// Restore: a received file is stamped and about to take the shard file's place.
 	Restore Name = "restore"
 	// Restored: it has taken the place, and the folder is not synced.
 	Restored Name = "restored"
 	// Expiry: forgotten keys are being dropped from the shard file.
 	Expiry Name = "expiry"
-	// Move: a step of a group's membership or leadership is about to be made.
+	// Move: a group's leadership is about to be handed over.
 	Move Name = "move"
+	// AddReplica, PromoteReplica and RemoveReplica: a group's membership is about to
+	// change by one learner, by its vote, or by one replica less.
+	AddReplica     Name = "add-replica"
+	PromoteReplica Name = "promote-replica"
+	RemoveReplica  Name = "remove-replica"
 	// LeaseLoss: leadership is lost, the lease has not ended yet.
 	LeaseLoss Name = "lease-loss"
 )
@@ -61,7 +74,8 @@ const (
 func All() []Name {
 	return []Name{
 		BeforePropose, BeforeAppend, AfterAppend, AfterCommit, BeforeFlush, AfterFlush, BeforeSend, AfterSend, ConsumerBeforeCommit,
-		ConsumerAfterCommit, Snapshot, Restore, Restored, Expiry, Move, LeaseLoss,
+		ConsumerAfterCommit, Snapshot, Receive, Restore, Restored, Expiry, Move, AddReplica, PromoteReplica,
+		RemoveReplica, LeaseLoss,
 	}
 }
 

@@ -2,10 +2,16 @@
 
 package fault
 
-import "net/http"
+import (
+	"net/http"
+	"time"
+)
 
 // Point does nothing.
 func Point(Name) error { return nil }
 
-// Handler is nil: this program has no armed points.
+// Now is the wall clock.
+func Now() time.Time { return time.Now() }
+
+// Handler is nil: this program has no points to arm and no clock to set.
 func Handler() http.Handler { return nil }

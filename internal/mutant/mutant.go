@@ -36,7 +36,7 @@ const (
 	MonotonicTime Safeguard = "monotonic log time"
 	// The log is synced before anything is acknowledged.
 	Sync Safeguard = "fsync"
-	// The log is trimmed only behind what the file stands for.
+	// The log is trimmed only up to what the file stands for.
 	LogFloor Safeguard = "log floor"
 	// A command with a key that is in flight waits for the first one's outcome.
 	InFlightKey Safeguard = "key in flight"

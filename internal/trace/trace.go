@@ -1,10 +1,10 @@
-// Package trace is how Writ's packages tell of a command's steps without knowing
-// who listens: cmd/node/node joins them with OpenTelemetry. A trace goes from
-// step to step as a W3C traceparent, in requests and in rows, so that all that
-// comes of a command is one trace, on whatever node and however late.
+// Package trace is how Writ's packages report a command's steps without knowing
+// who listens: cmd/node/node connects them to OpenTelemetry. A trace goes from
+// step to step as a W3C traceparent, in requests and in rows, so that everything
+// that comes of a command is one trace, on whatever node and however late.
 //
-// Tracing that is switched off is a nil [Tracer]. Compare with nil before
-// attributes are made, and it costs nothing.
+// A nil [Tracer] means that tracing is off. Compare with nil before making
+// attributes, and it costs nothing.
 package trace
 
 import "log/slog"
@@ -39,7 +39,7 @@ type Tracer interface {
 
 // Span is a step that has begun.
 type Span interface {
-	// Traceparent is what steps that come of this one follow.
+	// Traceparent is the parent of the steps that come of this one.
 	Traceparent() string
 	Set(attrs ...slog.Attr)
 	// End ends the step, once; an error says why it has failed.

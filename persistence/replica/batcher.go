@@ -106,7 +106,7 @@ func (b *batcher) add(rec *recordv1.Record, done func(error), patience time.Dura
 	}
 	b.mu.Lock()
 	if b.bytes+len(it.record) > queueBytes && it.refused == nil {
-		it.refused = entity.Errorf(entity.Overloaded, "%d bytes wait for shard %d", b.bytes, b.lease.shard)
+		it.refused = entity.Overload("bytes of records that wait in a replica", queueBytes, "%d bytes wait for shard %d", b.bytes, b.lease.shard)
 	}
 	if it.refused != nil {
 		it.record = nil

@@ -252,8 +252,15 @@ func TestFullQueueRefusesInOrder(t *testing.T) {
 		b := newBench(t)
 		defer b.end()
 		big := make([]byte, 20<<20)
+		var details map[string]string
 		for i := range 4 {
-			b.lease.Propose(commitOf("e", 0, string(big)), b.note(fmt.Sprint(i)))
+			note := b.note(fmt.Sprint(i))
+			b.lease.Propose(commitOf("e", 0, string(big)), func(err error) {
+				if refusal, ok := errors.AsType[*entity.Error](err); ok {
+					details = refusal.Details
+				}
+				note(err)
+			})
 		}
 		go func() {
 			for f := range b.proposed {
@@ -261,6 +268,10 @@ func TestFullQueueRefusesInOrder(t *testing.T) {
 			}
 		}()
 		b.want(t, "0", "1", "2", "3 OVERLOADED")
+		// The name stands in docs/limits.md.
+		if diff := cmp.Diff(map[string]string{"limit": "bytes of records that wait in a replica", "max": "67108864"}, details); diff != "" {
+			t.Errorf("details (-want +got):\n%s", diff)
+		}
 		close(b.proposed)
 	})
 }

@@ -384,7 +384,7 @@ func TestHangingFlushMovesLeadershipAndComesBack(t *testing.T) {
 }
 
 // Without its log, and without the files that would tell of it, a replica looks as
-// if it had never lived: it would vote and acknowledge anew (C002).
+// if it had never lived: it would vote and acknowledge anew.
 func TestFolderThatLostItsLogIsRefused(t *testing.T) {
 	for _, loss := range []struct {
 		name string

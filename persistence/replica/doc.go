@@ -15,7 +15,9 @@
 //   - A replica id (node, incarnation, generation) votes only with the memory it
 //     has voted with before. Whatever looks like lost or damaged memory puts the
 //     replica in quarantine: it answers nobody, and is replaced by a replica
-//     with a new generation. A folder that has lost its whole log is refused.
+//     with a new generation. What is lost or damaged of the shared log, or of the
+//     meta replica, is lost for the whole node: [LostMemory]. A folder that has no
+//     log or no meta folder any more is refused: their disks may not be mounted.
 //   - A lease has one term for its whole life: the term of the log entry that
 //     carried its TermStart. Apply refuses its records under any other term.
 //   - Raft messages reach exactly the replica they are meant for: every
@@ -25,7 +27,7 @@
 // # Failures
 //
 // hashicorp/raft panics in goroutines of its own when a store returns an error,
-// and pebble ends the process when a commit fails. Neither is let happen: on the
+// and pebble ends the process when a commit fails. Neither may happen: on the
 // first error of a store its replica, or all replicas of the node if it is the
 // shared log, are marked failed, their connections are cut and their leases
 // ended, and the goroutine that met the error is ended by runtime.Goexit, so

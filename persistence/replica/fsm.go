@@ -72,10 +72,12 @@ func (f *fsm) Restore(io.ReadCloser) error {
 	if received == nil {
 		return errors.New("no received file to restore from")
 	}
-	f.replica.log.putNumber(stableInstalled, received.Index)
+	replaced, _ := f.store.FlushedIndex()
+	f.replica.log.installing(received.Index, replaced)
 	if err := f.store.Replace(received.ID); err != nil {
 		return errors.Join(fmt.Errorf("swap the received file in: %w", err), removeIfThere(received.ID))
 	}
+	f.replica.log.putNumber(stableReplaced, 0)
 	meta := f.store.Meta()
 	f.replica.setMembers(meta.GetConfigurationIndex(), configurationOf(meta))
 	f.replica.appliedTerm(meta.GetIndex(), meta.GetTerm())

@@ -26,6 +26,7 @@ type group struct {
 	trans  *transport
 	raft   *raft.Raft
 
+	catchUp *catchUp
 	ready   chan struct{} // closed by start, when raft may be used
 	notify  chan bool     // raft's leadership notices, drained by the owner
 	changed chan struct{} // latest-wins: the believed leader has changed
@@ -64,6 +65,7 @@ func newGroup(self Server, key groupKey, timing Timing, logger *slog.Logger) *gr
 		leads:       func() bool { return false },
 		flushingFor: func() (writing, waiting time.Duration) { return 0, 0 },
 		failed:      make(chan struct{}),
+		catchUp:     &catchUp{born: time.Now(), silence: 2 * timing.Heartbeat},
 	}
 	g.members.Store(&members{})
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -80,6 +82,7 @@ func (g *group) connect(h hello, d dialer) {
 		}
 	})
 	g.trans = newTransport(s, g.timing.RPC, newRaftLogger(g.logger))
+	g.goroutine.Go(func() { g.trans.pass(g.catchUp) })
 }
 
 // start runs raft. The owner drains notify from ready on. It must be called
@@ -102,7 +105,11 @@ func (g *group) start(fsm raft.FSM, snapshots raft.SnapshotStore, restoreOnStart
 		NotifyCh:                 g.notify,
 		Logger:                   newRaftLogger(g.logger),
 	}
-	r, err := raft.NewRaft(config, fsm, g.log, g.log, snapshots, g.trans)
+	var r *raft.Raft
+	err := guarded(func() (err error) {
+		r, err = raft.NewRaft(config, fsm, g.log, g.log, snapshots, g.trans)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
@@ -112,6 +119,8 @@ func (g *group) start(fsm raft.FSM, snapshots raft.SnapshotStore, restoreOnStart
 	r.RegisterObserver(raft.NewObserver(nil, false, g.observe))
 	g.goroutine.Go(g.awaitFailure)
 	g.goroutine.Go(g.runFailover)
+	g.goroutine.Go(g.runPatience)
+	g.goroutine.Go(g.runPartings)
 	g.signal()
 	return nil
 }
@@ -229,6 +238,34 @@ func (g *group) setMembers(index uint64, c raft.Configuration) {
 			return
 		}
 	}
+}
+
+// runPartings ends the connections to servers that have left the group: generations
+// of replicas are never used again, so these would add up for ever. Between two looks
+// lies the time of a call, and a server must be absent at both: so nobody is in the
+// middle of a call to it, not even of the one that tells it of its removal.
+func (g *group) runPartings() {
+	var absent map[string]bool
+	for pause(g.ctx, g.timing.RPC) {
+		absent = g.part(absent)
+	}
+}
+
+// part parts from the servers that are absent, and were so before. It returns all that
+// are absent.
+func (g *group) part(before map[string]bool) (absent map[string]bool) {
+	present, absent := map[string]bool{}, map[string]bool{}
+	for _, s := range g.raft.GetConfiguration().Configuration().Servers { // the latest, never blocks
+		present[string(s.ID)] = true
+	}
+	if len(present) == 0 {
+		return absent
+	}
+	g.trans.partFrom(func(server string) bool {
+		absent[server] = !present[server]
+		return absent[server] && before[server]
+	})
+	return absent
 }
 
 // suffrage is the replica's own standing in the committed configuration.

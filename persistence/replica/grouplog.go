@@ -110,7 +110,7 @@ func (l *groupLog) bounds() (first, last uint64) {
 }
 
 // GetLog reads one entry. Below the first and above the last index it is
-// raft.ErrLogNotFound; an entry missing in between fails the replica.
+// raft.ErrLogNotFound; an entry missing in between is damage.
 func (l *groupLog) GetLog(index uint64, entry *raft.Log) error {
 	l.mu.Lock()
 	inside := l.first > 0 && l.first <= index && index <= l.last
@@ -123,7 +123,31 @@ func (l *groupLog) GetLog(index uint64, entry *raft.Log) error {
 		*entry = *cached
 		return nil
 	}
-	found := false
+	if l.read(index, entry) {
+		return nil
+	}
+	l.cuts.Lock() // cut in the meantime, and maybe written anew: now it stays as it is
+	defer l.cuts.Unlock()
+	if first, last := l.bounds(); index < first || index > last {
+		return raft.ErrLogNotFound
+	} else if !l.read(index, entry) {
+		l.lacks(index, first, last)
+	}
+	return nil
+}
+
+// lacks fails the replica for an entry that is missing; in the meta group, where
+// damage is a loss of the node's memory, it fails the whole store.
+func (l *groupLog) lacks(index, first, last uint64) {
+	err := oddly("the log has no entry %d though it runs from %d to %d", index, first, last)
+	if l.key.shard == metaShard {
+		l.node.die(fmt.Errorf("meta group: %w: %w", errDamaged, err))
+	}
+	l.die(err)
+}
+
+// read reads one entry from the store; false if it is not there.
+func (l *groupLog) read(index uint64, entry *raft.Log) (found bool) {
 	var newer *format.NewerError // of a format to come: the log is sound, this program is too old for one shard
 	l.node.must("read log", func() error {
 		value, closer, err := l.node.db.Get(l.key.log(index))
@@ -144,13 +168,7 @@ func (l *groupLog) GetLog(index uint64, entry *raft.Log) error {
 	if newer != nil {
 		l.die(newer)
 	}
-	if !found {
-		if first, last := l.bounds(); first <= index && index <= last {
-			l.die(fmt.Errorf("the log has no entry %d though it runs from %d to %d", index, first, last))
-		}
-		return raft.ErrLogNotFound // cut in the meantime
-	}
-	return nil
+	return found
 }
 
 // StoreLog appends one entry.
@@ -166,7 +184,7 @@ func (l *groupLog) StoreLogs(entries []*raft.Log) error {
 	total := 0
 	for i, entry := range entries {
 		if next := entries[0].Index + uint64(i); entry.Index != next || (last > 0 && entries[0].Index != last+1) {
-			l.die(fmt.Errorf("append of entry %d behind entry %d: gap", entry.Index, last))
+			l.die(fmt.Errorf("append of entry %d after entry %d: gap", entry.Index, last))
 		}
 		size := entrySize(entry)
 		total += size
@@ -276,12 +294,12 @@ func (l *groupLog) pin(index uint64, until time.Time) {
 
 // empty removes all entries. The caller holds cuts.
 func (l *groupLog) empty() {
-	l.delete(0, math.MaxUint64)
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.first, l.last = 0, 0
+	l.first, l.last = 0, 0 // readers first: what they no longer see may go
 	l.cache.clear()
 	l.sizes = logSizes{}
+	l.mu.Unlock()
+	l.delete(0, math.MaxUint64)
 }
 
 // cutBefore removes the entries below index, as far as floor and pin allow. The
@@ -300,7 +318,7 @@ func (l *groupLog) cutBefore(index uint64) {
 		l.mu.Unlock()
 		return
 	}
-	l.first = index // readers first: what they no longer see may go
+	l.first = index // readers first
 	l.sizes.cut(index)
 	l.mu.Unlock()
 	l.delete(0, index)
@@ -308,11 +326,11 @@ func (l *groupLog) cutBefore(index uint64) {
 
 // cutAfter removes the entries above index. The caller holds cuts.
 func (l *groupLog) cutAfter(index uint64) {
-	l.delete(index+1, math.MaxUint64)
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.last = index
+	l.last = index // readers first, as above
 	l.cache.clear()
+	l.mu.Unlock()
+	l.delete(index+1, math.MaxUint64)
 }
 
 // delete removes the entries of [from, to). It is not synced: the next append is,

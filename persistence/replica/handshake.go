@@ -80,7 +80,7 @@ func writeFrame(w io.Writer, written uint32, body []byte) error {
 	return err
 }
 
-// readFrame reads exactly one frame: nothing behind it is consumed.
+// readFrame reads exactly one frame and consumes nothing after it.
 func readFrame(r io.Reader) ([]byte, error) {
 	var head [frameHead]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

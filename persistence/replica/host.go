@@ -32,8 +32,8 @@ var ErrClosed = errors.New("the host is closed")
 type Host struct {
 	config    Config
 	logger    *slog.Logger
-	log       *nodeLog // nil if it could not be opened
-	logErr    error    // why
+	log       *nodeLog    // nil if it is damaged
+	lost      *LostMemory // why
 	flushSlot chan struct{}
 	ctx       context.Context //nolint:containedctx // the host's life
 	cancel    context.CancelFunc
@@ -48,8 +48,9 @@ type Host struct {
 }
 
 // NewHost opens the node's log and begins to listen. If the log is damaged the
-// host stands nevertheless, and every replica opened on it is quarantined with
-// that reason; a log that another process has open is an error.
+// host stands nevertheless, every replica opened on it is quarantined with that
+// reason, and OpenMeta returns the *LostMemory. A log that is another node's, that
+// another process has open or that the system does not let it read is an error.
 func NewHost(c Config) (*Host, error) {
 	c = c.withDefaults()
 	if err := c.Validate(); err != nil {
@@ -67,14 +68,13 @@ func NewHost(c Config) (*Host, error) {
 	if err := h.prepareDir(); err != nil {
 		return nil, fmt.Errorf("replica host: %w", err)
 	}
-	if h.log, h.logErr = openNodeLog(filepath.Join(c.Dir, logDir), c.fs, c.Logger); h.logErr == nil {
-		h.logErr = h.finishDrops()
-	}
-	if errors.Is(h.logErr, errLocked) {
-		return nil, fmt.Errorf("replica host: %w", h.logErr)
-	}
-	if h.logErr != nil {
-		h.logger.Error("the shared log cannot be used: all replicas of this node are quarantined", slog.Any("error", h.logErr))
+	if err := h.openLog(); err != nil {
+		loss, lost := errors.AsType[*LostMemory](err)
+		if !lost {
+			return nil, fmt.Errorf("replica host: %w", err)
+		}
+		h.lost = loss
+		h.logger.Error("the shared log is damaged: all replicas of this node are quarantined", slog.Any("error", err))
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.goroutine.Go(h.accept)
@@ -84,14 +84,17 @@ func NewHost(c Config) (*Host, error) {
 	return h, nil
 }
 
+// orClear is the way out if what is missing in a data folder does not come back.
+const orClear = "or clear the whole data folder (never in a cluster of one node) to let the node join anew, to be filled by the others"
+
 // checkHeld refuses a folder that has lost its log, before anything is made anew
 // in it: who brings the log back needs its place empty.
 func (h *Host) checkHeld() error {
 	dir := filepath.Join(h.config.Dir, logDir)
-	if !h.config.HeldLog || logExists(dir, h.config.fs) {
+	if !h.config.HeldLog || logExists(dir, h.config.fs) || hasLogFiles(dir) {
 		return nil
 	}
-	return fmt.Errorf("data folder %s has held data, but its log (%s) is gone, and with it what this node has voted and acknowledged: bring the folder %s back as it was last, or clear the whole data folder (never in a cluster of one node) to let the node join anew, to be filled by the others", h.config.Dir, dir, logDir)
+	return fmt.Errorf("data folder %s has held data, but its log (%s) is gone, and with it what this node has voted and acknowledged: the disk may not be mounted; bring the folder %s back as it was last, %s", h.config.Dir, dir, logDir, orClear)
 }
 
 // prepareDir makes the folders and removes what was left half-received.

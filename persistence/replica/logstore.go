@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -69,11 +70,14 @@ func openNodeLog(dir string, fs vfs.FS, logger *slog.Logger) (*nodeLog, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errLocked, err)
 	}
+	if err := checkManifest(dir, fs); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the shared log: %w", err), lock.Close())
+	}
 	l := &nodeLog{logger: logger, born: time.Now(), lock: lock, failed: make(chan struct{})}
 	cache := pebble.NewCache(logCacheBytes)
 	defer cache.Unref()
 	options := &pebble.Options{
-		FS:                          fs,
+		FS:                          aheadFS{fs},
 		Lock:                        lock,
 		Cache:                       cache,
 		MemTableSize:                logMemTableBytes,
@@ -88,12 +92,14 @@ func openNodeLog(dir string, fs vfs.FS, logger *slog.Logger) (*nodeLog, error) {
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 1 },
 	}
 	var db *pebble.DB
-	err = aside(func() (err error) {
-		db, err = pebble.Open(dir, options)
-		return err
+	err = aside(func() error {
+		return guarded(func() (err error) {
+			db, err = pebble.Open(dir, options)
+			return err
+		})
 	})
 	if failure := l.failure.Load(); failure != nil {
-		err = *failure
+		err = fmt.Errorf("%w (%w)", *failure, errEnded)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the shared log: %w", err), lock.Close())
@@ -103,7 +109,21 @@ func openNodeLog(dir string, fs vfs.FS, logger *slog.Logger) (*nodeLog, error) {
 	return l, nil
 }
 
-// logExists reports whether there is a log store in dir, be it damaged: opening
+// checkManifest refuses an empty list of tables: pebble would take the store for a
+// new one, and delete the tables.
+func checkManifest(dir string, fs vfs.FS) error {
+	found, err := pebble.Peek(dir, fs)
+	if err != nil || !found.Exists {
+		return nil //nolint:nilerr // opening it tells
+	}
+	info, err := fs.Stat(found.ManifestFilename)
+	if err == nil && info.Size() == 0 {
+		return fmt.Errorf("%w: %s is empty", errDamaged, found.ManifestFilename)
+	}
+	return nil
+}
+
+// logExists reports whether there is a log store in dir, even a damaged one: opening
 // it tells.
 func logExists(dir string, fs vfs.FS) bool {
 	if fs == nil {
@@ -114,6 +134,18 @@ func logExists(dir string, fs vfs.FS) bool {
 		return !errors.Is(err, os.ErrNotExist)
 	}
 	return found.Exists
+}
+
+// hasLogFiles reports whether dir holds parts of a log store, though they may not
+// make one: a store whose markers are gone is damaged, an empty folder is that of a
+// disk which is not there.
+func hasLogFiles(dir string) bool {
+	for _, pattern := range []string{"MANIFEST-*", "*.sst", "*.log"} {
+		if found, err := filepath.Glob(filepath.Join(dir, pattern)); err == nil && len(found) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // syncInterval gathers syncs only while others wait: a lone client does not pay.
@@ -173,7 +205,7 @@ func (l *nodeLog) groups() (found []groupKey) {
 		for ok := it.First(); ok; {
 			g, known := groupOf(it.Key())
 			if !known {
-				return errors.Join(fmt.Errorf("foreign key %x", it.Key()), it.Close())
+				return errors.Join(fmt.Errorf("%w: foreign key %x", errDamaged, it.Key()), it.Close())
 			}
 			found = append(found, g)
 			ok = it.SeekGE(g.end())
@@ -208,10 +240,19 @@ func (l *nodeLog) closeNow() error {
 	return errors.Join(*l.failure.Load(), within(closeLimit, shut))
 }
 
+// failedPause is for pebble, which tries at once, and for ever, what has failed for
+// damage: a store that is given up would take a processor.
+const failedPause = 100 * time.Millisecond
+
 func (l *nodeLog) events() *pebble.EventListener {
 	return &pebble.EventListener{
-		BackgroundError: func(err error) { l.logger.Warn("shared log: background work", slog.Any("error", err)) },
-		DataCorruption:  func(info pebble.DataCorruptionInfo) { l.fail(fmt.Errorf("damaged table: %w", info.Details)) },
+		BackgroundError: func(err error) {
+			l.logger.Warn("shared log: background work", slog.Any("error", err))
+			if l.failure.Load() != nil {
+				<-time.After(failedPause)
+			}
+		},
+		DataCorruption: func(info pebble.DataCorruptionInfo) { l.fail(fmt.Errorf("%w table: %w", errDamaged, info.Details)) },
 		DiskSlow: func(info pebble.DiskSlowInfo) {
 			l.logger.Warn("shared log: slow disk", slog.String("info", info.String()))
 		},
@@ -234,15 +275,12 @@ func (p pebbleLogger) Fatalf(format string, args ...any) {
 	p.log.die(fmt.Errorf(format, args...))
 }
 
-// guarded turns a panic into an error.
+// guarded runs what reads the log or the state of raft, and turns a panic into a
+// *panicked: while these are opened that is damage.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			if cause, ok := p.(error); ok {
-				err = fmt.Errorf("panic: %w", cause)
-				return
-			}
-			err = fmt.Errorf("panic: %v", p)
+			err = &panicked{cause: p}
 		}
 	}()
 	return f()
@@ -252,12 +290,18 @@ func guarded(f func() error) (err error) {
 var errEnded = errors.New("the operation met a failed store")
 
 // aside runs f in a goroutine of its own and waits for it, so that neither a
-// panic nor a Goexit inside f reaches the caller.
+// panic nor a Goexit inside f reaches the caller. The panic is a plain error: it may
+// be a mistake of this program, which says nothing of the data.
 func aside(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
 		defer close(result)
-		result <- guarded(f)
+		defer func() {
+			if p := recover(); p != nil {
+				result <- fmt.Errorf("panic: %v", p)
+			}
+		}()
+		result <- f()
 	}()
 	err, returned := <-result
 	if !returned {

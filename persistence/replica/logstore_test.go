@@ -1,11 +1,13 @@
 package replica
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -343,8 +345,55 @@ func damageMiddle(path string) error {
 	if err != nil {
 		return err
 	}
+	written := bytes.TrimRight(content, "\x00") // see aheadFS
 	for i := range 16 {
-		content[len(content)/3+i] ^= 0xff
+		content[len(written)/3+i] ^= 0xff
 	}
 	return os.WriteFile(path, content, 0o600)
+}
+
+// A leader that has been replaced still sends from the end of its log while that end
+// is cut off and written anew. What is not there then is no damage.
+func TestReadingWhatIsCutOff(t *testing.T) {
+	var floor atomic.Uint64
+	node, err := openNodeLog("log", vfs.NewMem(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = node.close() }()
+	l := testGroup(t, node, 1, &floor)
+	const first, last = 10, 10 + cacheEntries + 10 // the first ones are not cached
+	store(t, l, entries(1, last, 1))
+	done := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			defer func() { // a failed replica ends the goroutine
+				select {
+				case <-done:
+				default:
+					t.Error("a reader has ended")
+				}
+			}()
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				var got raft.Log
+				if err := l.GetLog(first, &got); err != nil && !errors.Is(err, raft.ErrLogNotFound) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 1000 {
+		if err := l.DeleteRange(first, last); err != nil {
+			t.Fatal(err)
+		}
+		store(t, l, entries(first, last, 1))
+	}
+	close(done)
+	readers.Wait()
 }

@@ -7,8 +7,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/raft"
 
 	"writ/actors/entity"
 )
@@ -318,11 +321,83 @@ func TestCrashWhileASnapshotIsSwappedIn(t *testing.T) {
 	if err := c.stop(follower); err != nil {
 		t.Fatal(err)
 	}
-	h = c.start(follower)
-	l = newGroupLog(h.log, r.key, nil, func(err error) { t.Error(err) })
-	l.putNumber(stableInstalled, index)
+	log := openTestLog(t, filepath.Join(c.dirs[follower], logDir))
+	newGroupLog(log, r.key, nil, nil).putNumber(stableInstalled, index)
+	if err := log.close(); err != nil {
+		t.Fatal(err)
+	}
+	c.start(follower)
 	c.open(follower, shardConfig(0, 1, c.servers(1)))
 	c.write(0, "e10", 0, "10")
 	c.wantEverywhere(0, "e10", "10")
 	c.wantEqualHashes(0, "installed")
+}
+
+// A file that was swapped in stays as good as it is, with no log behind it, when a
+// second one does not get to take its place.
+func TestCrashBeforeASecondSnapshotIsSwappedIn(t *testing.T) {
+	c := newCluster(t, 2, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	c.wantEverywhere(0, "e", "x")
+	leader, _ := c.lease(0, 0)
+	follower := "a"
+	if leader == "a" {
+		follower = "b"
+	}
+	r := c.host(follower).Replica(0)
+	if err := errors.Join(c.stop(leader), c.stop(follower)); err != nil {
+		t.Fatal(err)
+	}
+	log := openTestLog(t, filepath.Join(c.dirs[follower], logDir))
+	l := newGroupLog(log, r.key, nil, nil)
+	l.empty()
+	index, _ := r.store.FlushedIndex()
+	l.installing(index, 0)
+	if err := log.close(); err != nil {
+		t.Fatal(err)
+	}
+	for attempt := range uint64(3) {
+		c.start(follower)
+		r = c.open(follower, shardConfig(0, 1, c.servers(1)))
+		if s := r.Status(); s.State != Serving {
+			t.Fatalf("after %d attempts the replica stands as %s (%s)", attempt, s.State, s.Reason)
+		}
+		f := &fsm{replica: r, store: r.store, received: &raft.SnapshotMeta{ID: filepath.Join(t.TempDir(), "gone"), Index: index + 10 + attempt}}
+		if err := f.Restore(nil); err == nil {
+			t.Fatal("a file that is not there was swapped in")
+		}
+		if err := c.stop(follower); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.startAll(1)
+	c.write(0, "e", 1, "y")
+	c.wantEverywhere(0, "e", "y")
+	c.wantEqualHashes(0, "interrupted")
+}
+
+// Only a file that was itself swapped in is excused: else a log that has lost its end
+// would pass for one in the middle of a snapshot.
+func TestMarksOfASnapshot(t *testing.T) {
+	l := newGroupLog(openTestLog(t, t.TempDir()), groupKey{shard: 1, epoch: 1, generation: 1}, nil, nil)
+	want := func(what string, indexes ...uint64) {
+		t.Helper()
+		for index := range uint64(60) {
+			if got := l.installed(index); got != slices.Contains(indexes, index) {
+				t.Errorf("%s: file at %d excused: %v", what, index, got)
+			}
+		}
+	}
+	want("none")
+	l.putNumber(stableInstalled, 10) // by a program that keeps one mark
+	want("an older program's", 10)
+	l.installing(20, 10)
+	want("on top of it", 20, 10)
+	l.installing(30, 10)
+	want("again on top of it", 30, 10)
+	l.installing(40, 35)
+	want("in the place of a flushed file", 40)
+	l.installing(50, 0)
+	want("in the place of nothing", 50)
 }

@@ -39,21 +39,20 @@ type Meta struct {
 	fsm     *metaFSM
 	stop    chan struct{}
 	owned   sync.WaitGroup
-	led     atomic.Bool // by raft's notices
-	catchUp catchUp
+	led     atomic.Bool  // by raft's notices
 	closing func() error // once
 }
 
 // OpenMeta opens the node's replica of the meta group, or creates it if it has
-// never existed. Damage is an error here: a node without its meta replica cannot
-// do its part.
+// never existed. Damage to it or to the log is a *LostMemory: an incarnation has one
+// such replica in its life, and without it a node cannot do its part.
 func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 	self := Server{Node: h.config.Node, Incarnation: h.config.Incarnation, Generation: c.Generation}
 	if err := errors.Join(self.validate(), validateBootstrap(c.Bootstrap, self)); err != nil {
 		return nil, fmt.Errorf("open the meta group: %w", err)
 	}
-	if h.logErr != nil {
-		return nil, h.lostMemory(h.logErr)
+	if h.lost != nil {
+		return nil, h.lost
 	}
 	key := groupKey{shard: metaShard, epoch: metaEpoch, generation: c.Generation}
 	m := &Meta{group: newGroup(self, key, h.config.Timing, h.logger.With(slog.String("shard", "meta"))), stop: make(chan struct{})}
@@ -65,18 +64,14 @@ func (h *Host) OpenMeta(c MetaConfig) (*Meta, error) {
 		err = h.setMeta(m)
 	}
 	if err != nil {
-		if _, odd := quarantined(err); odd {
-			return nil, errors.Join(h.lostMemory(err), m.close())
+		for _, failure := range []*error{m.failure.Load(), h.log.failure.Load()} {
+			if failure != nil {
+				err = fmt.Errorf("%w (%w)", *failure, errEnded)
+			}
 		}
-		return nil, errors.Join(fmt.Errorf("open the meta group: %w", err), m.close())
+		return nil, errors.Join(lossOf(fmt.Errorf("open the meta group: %w", err)), m.close())
 	}
 	return m, nil
-}
-
-// lostMemory says what helps if the meta replica cannot go on with what the
-// folder holds.
-func (h *Host) lostMemory(err error) error {
-	return fmt.Errorf("open the meta group: %w; unless this is trouble with the disk that can be mended, clear the whole data folder %s (never in a cluster of one node) while most of the other nodes run, and start the node: it joins anew and is filled by them", err, h.config.Dir)
 }
 
 func (h *Host) setMeta(m *Meta) error {
@@ -99,7 +94,7 @@ func (m *Meta) open(h *Host, c MetaConfig) error {
 	if err != nil {
 		return err
 	}
-	if err := m.compare(snapshots); err != nil {
+	if err := m.compare(snapshots, h.config.ClusterID); err != nil {
 		return err
 	}
 	if len(c.Bootstrap) > 0 && m.log.pristine() {
@@ -120,27 +115,71 @@ func (m *Meta) openSnapshots(dir string) (raft.SnapshotStore, error) {
 	case exists && born == nil:
 		return nil, oddly("the log of the meta group is missing, and with it what this replica has voted")
 	case !exists && !m.log.pristine():
-		return nil, oddly("the folder %s is missing, though its log is there", dir)
+		return nil, missing(dir)
 	case !exists:
 		m.log.put(stableBorn, []byte{1})
 		if err := durable.MkdirAll(dir, 0o750); err != nil {
 			return nil, err
 		}
 	}
+	if err := readable(dir); err != nil {
+		return nil, fmt.Errorf("the meta group's snapshots: %w", err)
+	}
 	return raft.NewFileSnapshotStoreWithLogger(dir, metaSnapshots, newRaftLogger(m.logger))
 }
 
-// compare checks that log and snapshot fit together.
-func (m *Meta) compare(snapshots raft.SnapshotStore) error {
+// missing is what to say of a replica's folder that is not there though the log
+// remembers the replica. If there is nothing beside it either, it is not damage: the
+// folder above may be a disk that is not mounted, and its content sound.
+func missing(dir string) error {
+	above := filepath.Dir(dir)
+	beside, err := os.ReadDir(above)
+	switch {
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return err
+	case len(beside) > 0:
+		return oddly("the folder %s is missing, though its log is there", dir)
+	}
+	return fmt.Errorf("the log remembers this node's replica of the meta group, but its folder %s is missing or empty: the disk may not be mounted; bring the folder back as it was last, %s", above, orClear)
+}
+
+// newest is the newest snapshot that can be read, which is the one that raft will
+// restore; zero if there is none. One that is damaged does no harm as long as the
+// log reaches back to the one before: compare finds out.
+func newest(snapshots raft.SnapshotStore, clusterID string) (raft.SnapshotMeta, error) {
 	list, err := snapshots.List()
 	if err != nil {
-		return fmt.Errorf("list snapshots: %w", err)
+		return raft.SnapshotMeta{}, fmt.Errorf("list snapshots: %w", err)
 	}
-	var newest raft.SnapshotMeta
-	if len(list) > 0 {
-		newest = *list[0]
-		m.setMembers(newest.ConfigurationIndex, newest.Configuration)
+	var broken error
+	for _, found := range list {
+		meta, source, err := snapshots.Open(found.ID)
+		if err != nil {
+			broken = err
+			continue
+		}
+		state, err := readState(source)
+		switch err = errors.Join(err, source.Close()); {
+		case err != nil:
+			return raft.SnapshotMeta{}, fmt.Errorf("snapshot %s: %w", found.ID, err) // whole, so it is not damage
+		case state.GetClusterId() != "" && state.GetClusterId() != clusterID:
+			return raft.SnapshotMeta{}, fmt.Errorf("snapshot %s belongs to cluster %s, and this node to %s: bring this node's own folder back", found.ID, state.GetClusterId(), clusterID)
+		}
+		return *meta, nil
 	}
+	if broken != nil {
+		return raft.SnapshotMeta{}, oddly("no snapshot of the meta group can be read: %v", broken)
+	}
+	return raft.SnapshotMeta{}, nil
+}
+
+// compare checks that log and snapshot fit together.
+func (m *Meta) compare(snapshots raft.SnapshotStore, clusterID string) error {
+	newest, err := newest(snapshots, clusterID)
+	if err != nil {
+		return err
+	}
+	m.setMembers(newest.ConfigurationIndex, newest.Configuration)
 	first, last := m.log.bounds()
 	current := m.log.number(stableTerm)
 	switch {
@@ -216,11 +255,11 @@ func (m *Meta) AddVoter(ctx context.Context, s Server) error {
 // Remove takes a server out.
 func (m *Meta) Remove(ctx context.Context, s Server) error { return m.remove(ctx, s) }
 
-// TransferLeadership hands leadership to a node, or to the voter that is furthest
+// TransferLeadership hands leadership to a node, or to the most up-to-date voter
 // if to is empty.
 func (m *Meta) TransferLeadership(ctx context.Context, to string) error { return m.transfer(ctx, to) }
 
-// Ready reports whether the replica does its part, and if not why.
+// Ready reports whether the replica takes part, and if not why.
 func (m *Meta) Ready() (ok bool, reason string) {
 	if failure := m.failure.Load(); failure != nil {
 		return false, "failed: " + (*failure).Error()
@@ -228,7 +267,7 @@ func (m *Meta) Ready() (ok bool, reason string) {
 	if why := m.hangs(); why != "" {
 		return false, string(Suspended) + ": " + why
 	}
-	return m.catchUp.ready(m.group, m.fsm.applied.Load())
+	return m.caughtUp(m.fsm.applied.Load(), m.fsm.term.Load())
 }
 
 // Update changes the state: fn is given a copy to change, which is committed if

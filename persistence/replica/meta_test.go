@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
@@ -179,29 +176,4 @@ func TestMetaMembersGrowAndShrink(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, metas, "n", "alone")
-}
-
-func TestMetaDamageIsAnError(t *testing.T) {
-	for _, damage := range []struct {
-		name string
-		do   func(dir string) error
-	}{
-		{"log missing", func(dir string) error { return os.RemoveAll(filepath.Join(dir, logDir)) }},
-		{"snapshots missing", func(dir string) error { return os.RemoveAll(filepath.Join(dir, metaDir)) }},
-	} {
-		t.Run(damage.name, func(t *testing.T) {
-			c := newCluster(t, 1, nil)
-			put(t, startMeta(t, c), "n", "x")
-			if err := c.stop("a"); err != nil {
-				t.Fatal(err)
-			}
-			if err := damage.do(c.dirs["a"]); err != nil {
-				t.Fatal(err)
-			}
-			_, err := c.start("a").OpenMeta(MetaConfig{Generation: 1, Bootstrap: c.servers(1)})
-			if _, odd := quarantined(err); !odd || !strings.Contains(err.Error(), "clear the whole data folder "+c.dirs["a"]) {
-				t.Errorf("opening it: %v, want damage, and what to do", err)
-			}
-		})
-	}
 }

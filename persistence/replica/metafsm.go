@@ -19,6 +19,7 @@ type metaFSM struct {
 	meta    *Meta
 	state   atomic.Pointer[nodev1.MetaState]
 	applied atomic.Uint64
+	term    atomic.Uint64 // of the last command or snapshot
 	changed chan struct{}
 }
 
@@ -37,13 +38,14 @@ func (f *metaFSM) Apply(l *raft.Log) any {
 		err = newer
 	}
 	if err == nil && command.GetBaseVersion() == f.state.Load().GetVersion() { // else it has no effect
-		err = readable(command.GetNext())
+		err = formatOf(command.GetNext())
 	}
 	if err != nil {
 		f.meta.fail(fmt.Errorf("entry %d of the meta group: %w", l.Index, err))
 		runtime.Goexit()
 	}
 	f.advance(l.Index)
+	f.term.Store(l.Term)
 	if command.GetBaseVersion() != f.state.Load().GetVersion() {
 		return false
 	}
@@ -58,8 +60,8 @@ func (f *metaFSM) StoreConfiguration(index uint64, c raft.Configuration) {
 	f.poke()
 }
 
-// readable refuses a state in whose cluster this program has no place.
-func readable(s *nodev1.MetaState) error {
+// formatOf refuses a state in whose cluster this program has no place.
+func formatOf(s *nodev1.MetaState) error {
 	return format.Check("what this cluster writes", s.GetActiveFormat())
 }
 
@@ -90,20 +92,29 @@ func (f *metaFSM) Snapshot() (raft.FSMSnapshot, error) {
 
 // Restore takes over a snapshot's state.
 func (f *metaFSM) Restore(source io.ReadCloser) error {
-	encoded, err := io.ReadAll(source)
+	s, err := readState(source)
 	if err != nil {
-		return fmt.Errorf("read meta snapshot: %w", err)
+		return err
 	}
-	s := &nodev1.MetaState{}
-	if err := proto.Unmarshal(encoded, s); err != nil {
-		return fmt.Errorf("decode meta snapshot: %w", err)
-	}
-	if err := readable(s); err != nil {
+	if err := formatOf(s); err != nil {
 		f.meta.fail(fmt.Errorf("snapshot of the meta group: %w", err))
 		return err
 	}
 	f.set(s)
 	return nil
+}
+
+// readState reads the state in a snapshot.
+func readState(source io.Reader) (*nodev1.MetaState, error) {
+	encoded, err := io.ReadAll(source)
+	if err != nil {
+		return nil, fmt.Errorf("read meta snapshot: %w", err)
+	}
+	s := &nodev1.MetaState{}
+	if err := proto.Unmarshal(encoded, s); err != nil {
+		return nil, fmt.Errorf("decode meta snapshot: %w", err)
+	}
+	return s, nil
 }
 
 type metaSnapshot struct{ state *nodev1.MetaState }
@@ -134,6 +145,7 @@ func (n *notedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, err
 	if err == nil {
 		n.meta.setMembers(meta.ConfigurationIndex, meta.Configuration)
 		n.meta.fsm.advance(meta.Index)
+		n.meta.fsm.term.Store(meta.Term)
 	}
 	return meta, source, err
 }

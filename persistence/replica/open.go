@@ -11,8 +11,8 @@ import (
 	"writ/persistence"
 )
 
-// ErrDropped says that a replica of this generation was dropped here: who asks for
-// it does not know yet what the placement has become.
+// ErrDropped says that a replica of this generation was dropped here: whoever asks
+// for it has not seen the newest placement yet.
 var ErrDropped = errors.New("this replica was dropped: a new one needs a new generation")
 
 // quarantine is the finding that a replica's memory is not what it should be. It
@@ -47,8 +47,8 @@ func (r *Replica) begin() error {
 		return ErrClosed
 	default:
 	}
-	if r.host.logErr != nil {
-		return oddly("%v", r.host.logErr)
+	if lost := r.host.lost; lost != nil {
+		return oddly("%v", lost)
 	}
 	if err := aside(r.open); err != nil {
 		return err
@@ -124,7 +124,6 @@ func (r *Replica) openStore() (err error) {
 func (r *Replica) compare() error {
 	index, term := r.store.FlushedIndex()
 	first, last := r.log.bounds()
-	installed := r.log.number(stableInstalled)
 	current := r.log.number(stableTerm)
 	var atIndex, atLast raft.Log
 	if first > 0 {
@@ -138,7 +137,7 @@ func (r *Replica) compare() error {
 			return oddly("log entry %d cannot be read: %v", index, err)
 		}
 	}
-	fresh := index > 0 && installed == index
+	fresh := r.log.installed(index)
 	switch {
 	case max(term, atLast.Term) > current:
 		return oddly("file and log speak of term %d, but the remembered term is %d: votes are lost", max(term, atLast.Term), current)
@@ -200,20 +199,20 @@ func (h *Host) drop(key groupKey) error {
 }
 
 // finishDrops removes the files of dropped replicas, and notes the others.
-func (h *Host) finishDrops() error {
-	return aside(func() error {
-		for _, key := range h.log.groups() {
-			l := &groupLog{node: h.log, key: key}
-			if l.value(stableDropped) == nil {
-				h.kept = append(h.kept, key)
-				continue
-			}
+func (h *Host) finishDrops(log *nodeLog) error {
+	for _, key := range log.groups() {
+		l := &groupLog{node: log, key: key}
+		switch {
+		case key == ownerKey():
+		case l.value(stableDropped) == nil:
+			h.kept = append(h.kept, key)
+		default:
 			if err := removeIfThere(h.shardPath(key)); err != nil {
 				return fmt.Errorf("remove the file of a dropped replica: %w", err)
 			}
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 func removeIfThere(path string) error {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"writ/actors/entity"
 )
 
@@ -157,5 +159,32 @@ func TestReturningFollowerDoesNotDisturb(t *testing.T) {
 	eventually(t, "the follower to find its leader", func() bool { return r.Status().Leader == node })
 	if l.Context().Err() != nil {
 		t.Errorf("the lease has ended: %v", context.Cause(l.Context()))
+	}
+}
+
+// A voter that has been started anew is asked for its vote all the same: what is
+// left of the connections to its last life costs no election.
+func TestVotesArePastStaleConnections(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	from, to := c.host("a").Replica(0), c.server("b", 1)
+	self := from.self
+	ask := func() error {
+		// Too old to be granted, and to disturb anybody.
+		return from.trans.RequestPreVote(to.id(), to.address(), &raft.RequestPreVoteRequest{
+			RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(self.id()), Addr: from.trans.EncodePeer(self.id(), self.address())},
+		}, &raft.RequestPreVoteResponse{})
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.stop("b"); err != nil {
+		t.Fatal(err)
+	}
+	c.start("b")
+	c.open("b", shardConfig(0, 1, c.servers(1)))
+	if err := ask(); err != nil {
+		t.Errorf("asked after its restart: %v", err)
 	}
 }

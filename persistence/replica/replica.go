@@ -95,7 +95,6 @@ type Replica struct {
 	// Of the log as applied by the state machine.
 	appliedIndex atomic.Uint64
 	lastTerm     atomic.Uint64
-	catchUp      catchUp
 	flushes      flushWatch
 
 	mu     sync.Mutex
@@ -158,7 +157,7 @@ func (r *Replica) Shard() uint32 { return r.config.Shard }
 // Server is this replica's name in the group's configuration.
 func (r *Replica) Server() Server { return r.self }
 
-// Store is the shard's data, nil while the replica is opening or quarantined. Of a
+// Store is the shard's data, nil while the replica is opening or quarantined. On a
 // follower it may be behind.
 func (r *Replica) Store() *persistence.Store { return r.opened.Load() }
 
@@ -170,7 +169,7 @@ func (r *Replica) Lease() *Lease {
 	return nil
 }
 
-// TransferLeadership hands leadership to a node; to the voter that is furthest if
+// TransferLeadership hands leadership to a node, or to the most up-to-date voter if
 // to is empty.
 func (r *Replica) TransferLeadership(ctx context.Context, to string) error {
 	return r.transfer(ctx, to)
@@ -189,8 +188,8 @@ func (r *Replica) Promote(ctx context.Context, s Server) error { return r.promot
 func (r *Replica) Remove(ctx context.Context, s Server) error { return r.remove(ctx, s) }
 
 // Ready reports whether the replica does its part: it knows a leader, has a vote in
-// the committed configuration and has applied what was committed when it first
-// heard from a leader. If not, it says why. A learner is not ready, even when it
+// the committed configuration and has applied what its leader had committed when it
+// was first heard after the start. If not, it says why. A learner is not ready, even when it
 // has caught up: whoever restarts nodes one by one would take the next voter away
 // while this one does not count yet.
 func (r *Replica) Ready() (ok bool, reason string) {
@@ -200,7 +199,7 @@ func (r *Replica) Ready() (ok bool, reason string) {
 	if why := r.hangs(); why != "" {
 		return false, string(Suspended) + ": " + why
 	}
-	ok, reason = r.catchUp.ready(r.group, r.appliedIndex.Load())
+	ok, reason = r.caughtUp(r.appliedIndex.Load(), r.lastTerm.Load())
 	switch member, voter := r.suffrage(); {
 	case !member || voter:
 		return ok, reason
@@ -208,49 +207,6 @@ func (r *Replica) Ready() (ok bool, reason string) {
 		return false, "learner: it has caught up and has no vote yet"
 	}
 	return false, "learner: " + reason
-}
-
-// catchUp remembers the commit index that a replica has to reach after its start.
-type catchUp struct {
-	target atomic.Uint64
-	done   atomic.Bool
-}
-
-func (c *catchUp) ready(g *group, applied uint64) (ok bool, reason string) {
-	if leader, _ := g.believes(); leader.Node == "" {
-		return false, "no leader is known"
-	}
-	if member, _ := g.suffrage(); !member {
-		return false, "not in the group's configuration"
-	}
-	if c.done.Load() {
-		return true, ""
-	}
-	commit := g.raft.CommitIndex()
-	if commit == 0 {
-		return false, "nothing heard from the leader yet"
-	}
-	c.target.CompareAndSwap(0, g.lastApplicable(commit))
-	if target := c.target.Load(); applied < target {
-		return false, fmt.Sprintf("catching up: applied %d of %d", applied, target)
-	}
-	c.done.Store(true)
-	return true, ""
-}
-
-// lastApplicable is the last entry up to index that reaches the state machine. A
-// new leader's first entry does not, and in a quiet group nothing may follow it.
-func (g *group) lastApplicable(index uint64) uint64 {
-	var entry raft.Log
-	for ; index > 0; index-- {
-		if g.log.GetLog(index, &entry) != nil {
-			break // compacted: a snapshot covers it
-		}
-		if entry.Type == raft.LogCommand || entry.Type == raft.LogConfiguration {
-			break
-		}
-	}
-	return index
 }
 
 // path is the shard file. Each replica generation has its own.
@@ -296,11 +252,12 @@ func (r *Replica) endLease(why error) {
 	}
 }
 
-// stand changes the state, unless it is final.
+// stand changes the state, unless it is final: one that has failed may still be found
+// to be damaged.
 func (r *Replica) stand(s State, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.state != Failed && r.state != Quarantined {
+	if r.state != Quarantined && (r.state != Failed || s == Quarantined) {
 		r.state, r.reason = s, reason
 	}
 }
@@ -311,7 +268,7 @@ func (r *Replica) standing() (State, string) {
 	return r.state, r.reason
 }
 
-// appliedTerm is called by the state machine behind every entry.
+// appliedTerm is called by the state machine after every entry.
 func (r *Replica) appliedTerm(index, term uint64) {
 	r.appliedIndex.Store(index)
 	r.lastTerm.Store(term)

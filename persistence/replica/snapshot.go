@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"writ/internal/fault"
 	"writ/internal/format"
 	"writ/persistence"
 	recordv1 "writ/proto/writ/record/v1"
@@ -97,6 +98,9 @@ func (k *sink) Write(b []byte) (n int, err error) {
 		if k.file, err = os.CreateTemp(k.snapshots.dir, receivedPattern); err != nil {
 			return 0, fmt.Errorf("receive a shard file: %w", err)
 		}
+	}
+	if err := fault.Point(fault.Receive); err != nil {
+		return 0, fmt.Errorf("receive a shard file: %w", err)
 	}
 	return k.file.Write(b)
 }

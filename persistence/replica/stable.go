@@ -20,6 +20,9 @@ const (
 	// stableInstalled is the index of the last snapshot file that was swapped in,
 	// written before it is: it explains a file that is ahead of its log.
 	stableInstalled = "writ/installed"
+	// stableReplaced is the index of the snapshot file whose place the installed one
+	// takes, 0 for none: until the swap is done that one, too, may be ahead of its log.
+	stableReplaced = "writ/replaced"
 	// stableDropped stays for ever when a replica has been deleted.
 	stableDropped = "writ/dropped"
 )
@@ -85,6 +88,24 @@ func (l *groupLog) number(name string) uint64 {
 		return 0
 	}
 	return binary.BigEndian.Uint64(value)
+}
+
+// installing notes, before it is swapped in, the index of a snapshot file that takes
+// the place of a file at another index.
+func (l *groupLog) installing(index, replaced uint64) {
+	if !l.installed(replaced) {
+		replaced = 0 // its log reaches as far as it does
+	}
+	b := l.node.db.NewBatch()
+	l.set(b, stableInstalled, binary.BigEndian.AppendUint64(nil, index))
+	l.set(b, stableReplaced, binary.BigEndian.AppendUint64(nil, replaced))
+	l.commit(b)
+}
+
+// installed reports whether a file at an index is a snapshot that was swapped in: it
+// may be ahead of its log.
+func (l *groupLog) installed(index uint64) bool {
+	return index > 0 && (l.number(stableInstalled) == index || l.number(stableReplaced) == index)
 }
 
 // pristine reports whether the group has never taken part in anything.

@@ -9,19 +9,19 @@ import (
 // Timing holds every timeout and bound of a node's groups. The relations between
 // them matter more than the values: see [Timing.Validate].
 type Timing struct {
-	// Heartbeat is how long a follower lives without its leader before it stands
-	// for election; the wait is drawn from one to two times this value. Leaders
-	// send ten heartbeats in this time.
+	// Heartbeat is how long a follower waits without hearing from its leader before
+	// it stands for election; the wait is drawn from one to one and a third times
+	// this value. Leaders send ten heartbeats in this time.
 	Heartbeat time.Duration
 	// Election is how long a candidate waits for votes before it tries again.
 	Election time.Duration
 	// Lease is how long a leader leads without hearing from a majority.
 	Lease time.Duration
-	// Commit is the longest time, doubled, until followers of an idle leader
-	// learn that the last entry is committed.
+	// Commit is half of the longest time until followers of an idle leader learn
+	// that the last entry is committed.
 	Commit time.Duration
-	// RPC bounds one call to a peer, including the peer's fsync. A call that
-	// fails by it costs the connection.
+	// RPC bounds one call to a peer, including the peer's fsync. A call that takes
+	// longer costs the connection.
 	RPC time.Duration
 	// Dial bounds connection and handshake.
 	Dial time.Duration
@@ -35,7 +35,7 @@ type Timing struct {
 	// and the replica that makes it leave their groups until it has ended.
 	Stall time.Duration
 	// FlushStall is how long one flush of a shard file may take before the shard's
-	// leader leaves its group until it has ended. It is long: the log has it all.
+	// leader leaves its group until it has ended. It may be long, since the log holds everything.
 	FlushStall time.Duration
 
 	// AppendEntries is the number of entries in one call to a follower.
@@ -54,8 +54,8 @@ type Timing struct {
 // trailingMin is the smallest number of entries that a log keeps. Raft does not
 // forget its last log index when it installs a snapshot, and from then on refuses
 // every entry up to it. So a follower whose log has an uncommitted end must be
-// mended through the log; such an end is a handful of entries, since a leader has
-// no more than a few in flight.
+// repaired through the log; such an end is a handful of entries, since a leader has
+// only a few in flight.
 const trailingMin = 64
 
 // DefaultTiming gives a takeover within three seconds of a silent leader and no

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +21,7 @@ const connsPerPeer = 3
 var (
 	errCut       = errors.New("this replica's connections are cut")
 	errSuspended = errors.New("this replica is suspended: its disk does not answer")
+	errGone      = errors.New("the peer is no longer in the group")
 )
 
 // dialer connects to nodes by name, and knows what may be written to them.
@@ -35,12 +38,14 @@ type dialer interface {
 // replica generation it is meant for. Votes, too, are recorded by server id.
 type transport struct {
 	*raft.NetworkTransport
-	streams *streams
+	streams  *streams
+	incoming chan raft.RPC
 }
 
 func newTransport(s *streams, timeout time.Duration, logger hclog.Logger) *transport {
 	return &transport{
-		streams: s,
+		streams:  s,
+		incoming: make(chan raft.RPC),
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:                s,
 			ServerAddressProvider: idsAsAddresses{},
@@ -48,6 +53,79 @@ func newTransport(s *streams, timeout time.Duration, logger hclog.Logger) *trans
 			Timeout:               timeout,
 			Logger:                logger,
 		}),
+	}
+}
+
+// Consumer implements raft.Transport: the messages that pass has seen. Heartbeats go
+// another way.
+func (t *transport) Consumer() <-chan raft.RPC { return t.incoming }
+
+// pass hands incoming messages to raft and notes what they tell of how far the
+// leader is, until the transport is closed.
+func (t *transport) pass(c *catchUp) {
+	for {
+		var rpc raft.RPC
+		select {
+		case rpc = <-t.NetworkTransport.Consumer():
+		case <-t.streams.done:
+			return
+		}
+		switch said := rpc.Command.(type) {
+		case *raft.AppendEntriesRequest:
+			c.hear(milestone{said.Term, said.LeaderCommitIndex})
+		case *raft.InstallSnapshotRequest:
+			on := &reception{from: rpc.Reader, size: said.Size}
+			c.receiving.Store(on)
+			rpc.Reader = on
+		}
+		select {
+		case t.incoming <- rpc:
+		case <-t.streams.done:
+			return
+		}
+	}
+}
+
+// RequestPreVote implements raft.WithPreVote.
+func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, req *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	return pastStale(func() error { return t.NetworkTransport.RequestPreVote(id, target, req, resp) })
+}
+
+// RequestVote implements raft.Transport.
+func (t *transport) RequestVote(id raft.ServerID, target raft.ServerAddress, req *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+	return pastStale(func() error { return t.NetworkTransport.RequestVote(id, target, req, resp) })
+}
+
+// pastStale asks for a vote again if asking failed at once. That an idle connection
+// leads to a process that has since been restarted is noticed only when it is used,
+// and raft itself would not ask again before the next election. Asking twice for a
+// vote does no harm.
+func pastStale(ask func() error) error {
+	began := time.Now()
+	err := ask()
+	for range connsPerPeer {
+		if err == nil || time.Since(began) > probeLimit {
+			break
+		}
+		err = ask()
+	}
+	return err
+}
+
+// partFrom ends the connections to servers that have left the group. Raft keeps those
+// that it does not use, with a large buffer each, for a next call, which never comes;
+// there is no other way to have it let them go than calls that fail.
+func (t *transport) partFrom(gone func(server string) bool) {
+	for _, id := range t.streams.peers() {
+		if !gone(id) {
+			continue
+		}
+		t.streams.refuse(id)
+		for range connsPerPeer {
+			req := &raft.RequestPreVoteRequest{} // never sent: its connection is closed
+			_ = t.NetworkTransport.RequestPreVote(raft.ServerID(id), raft.ServerAddress(id), req, &raft.RequestPreVoteResponse{})
+		}
+		t.streams.refuse("")
 	}
 }
 
@@ -108,7 +186,8 @@ type streams struct {
 
 	mu       sync.Mutex
 	closed   bool
-	stopped  error // errCut, errSuspended or nil
+	stopped  error  // errCut, errSuspended or nil
+	refused  string // server id of a peer that is not dialled now; "": none
 	open     map[*groupConn]struct{}
 	accepted map[string]int // incoming connections by server id
 }
@@ -163,13 +242,13 @@ func (s *streams) Dial(address raft.ServerAddress, timeout time.Duration) (net.C
 		if err := s.deliver(ctx, far, s.hello.from); err != nil {
 			return nil, errors.Join(err, near.Close())
 		}
-		return s.track(near, "")
+		return s.track(near, "", "")
 	}
 	return s.dial(ctx, string(address))
 }
 
 func (s *streams) dial(ctx context.Context, to string) (net.Conn, error) {
-	if err := s.usable(); err != nil {
+	if err := s.mayDial(to); err != nil {
 		return nil, err
 	}
 	peer, err := parseServer(to)
@@ -186,7 +265,7 @@ func (s *streams) dial(ctx context.Context, to string) (net.Conn, error) {
 	if err := greet(conn, h, deadline); err != nil {
 		return nil, errors.Join(fmt.Errorf("greet %s: %w", to, err), conn.Close())
 	}
-	return s.track(conn, "")
+	return s.track(conn, "", to)
 }
 
 // alive reports whether a peer's replica takes connections.
@@ -218,7 +297,7 @@ func (s *streams) welcome(h hello) error {
 
 // deliver hands a greeted connection to raft's transport.
 func (s *streams) deliver(ctx context.Context, conn net.Conn, from string) error {
-	tracked, err := s.track(conn, from)
+	tracked, err := s.track(conn, from, "")
 	if err != nil {
 		return err
 	}
@@ -232,14 +311,18 @@ func (s *streams) deliver(ctx context.Context, conn net.Conn, from string) error
 	}
 }
 
-// track keeps a connection until it is closed. From is empty for outgoing ones.
-func (s *streams) track(conn net.Conn, from string) (*groupConn, error) {
+// track keeps a connection until it is closed. From is empty for outgoing ones, and
+// to for incoming ones and those to this replica itself.
+func (s *streams) track(conn net.Conn, from, to string) (*groupConn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped != nil {
 		return nil, errors.Join(s.stopped, conn.Close())
 	}
-	c := &groupConn{Conn: conn, streams: s, from: from}
+	if to != "" && to == s.refused {
+		return nil, errors.Join(errGone, conn.Close())
+	}
+	c := &groupConn{Conn: conn, streams: s, from: from, to: to}
 	s.open[c] = struct{}{}
 	if from != "" {
 		s.accepted[from]++
@@ -279,6 +362,45 @@ func (s *streams) usable() error {
 	return s.stopped
 }
 
+func (s *streams) mayDial(to string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped == nil && to == s.refused {
+		return errGone
+	}
+	return s.stopped
+}
+
+// peers are the server ids to which there are outgoing connections.
+func (s *streams) peers() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := map[string]bool{}
+	for c := range s.open {
+		if c.to != "" {
+			ids[c.to] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(ids))
+}
+
+// refuse ends the connections to a peer and makes no new ones to it, until another
+// one is refused, or with "" none.
+func (s *streams) refuse(to string) {
+	s.mu.Lock()
+	s.refused = to
+	var open []*groupConn
+	for c := range s.open {
+		if to != "" && c.to == to {
+			open = append(open, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close()
+	}
+}
+
 // stop ends all connections and refuses new ones, giving the reason. A cut is
 // final.
 func (s *streams) stop(reason error) {
@@ -307,9 +429,9 @@ func (s *streams) resume() {
 // groupConn is a connection that its group knows of.
 type groupConn struct {
 	net.Conn
-	streams *streams
-	from    string
-	once    sync.Once
+	streams  *streams
+	from, to string
+	once     sync.Once
 }
 
 // Close closes the connection and tells the group.

@@ -62,8 +62,8 @@ func (c ControllerConfig) withDefaults() ControllerConfig {
 }
 
 // Controller keeps the registry and the placement. Every node has one; it works
-// on the leader of the meta group and refers to it on the others. It holds
-// nothing that a new leader would miss. It is safe for concurrent use, but Step
+// on the leader of the meta group, and on the others refers callers to that leader.
+// It holds nothing that a new leader would miss. It is safe for concurrent use, but Step
 // belongs to one goroutine.
 type Controller struct {
 	config ControllerConfig

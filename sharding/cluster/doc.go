@@ -27,7 +27,7 @@
 //   - a node that holds data is never overruled by nodes that hold none: if any
 //     listed node, or any node in gossip, belongs to a cluster that has begun,
 //     the empty ones join that one as new incarnations;
-//   - if that cannot be, the node says for whom it waits and why.
+//   - if that cannot be, the node says which nodes it waits for and why.
 //
 // # Placement
 //

@@ -73,7 +73,7 @@ func NewFormation(c FormationConfig) (*Formation, error) {
 	list := slices.Sorted(slices.Values(c.InitialNodes))
 	for i, name := range list {
 		if name == "" || (i > 0 && name == list[i-1]) {
-			return nil, fmt.Errorf("initial nodes: %q is empty or stands twice", name)
+			return nil, fmt.Errorf("initial nodes: %q is empty or listed twice", name)
 		}
 	}
 	f := &Formation{config: c, list: list, listHash: hashList(list), notice: newNotice(c.Logger)}
@@ -125,6 +125,8 @@ func (f *Formation) Run(ctx context.Context) (Formed, error) {
 func (f *Formation) step(ctx context.Context) (formed Formed, done bool, err error) {
 	r := f.config.Identity.snapshot()
 	switch {
+	case r.rejoins():
+		done, err = f.rejoin(ctx, r)
 	case r.Member, r.Bootstrap != nil, r.ClusterID != "" && !f.first(r.Name):
 		return Formed{ClusterID: r.ClusterID, Bootstrap: r.Bootstrap}, true, nil
 	case r.ClusterID != "":

@@ -34,22 +34,26 @@ func (p *pass) lead(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (boo
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, changeTimeout)
 	defer cancel()
-	if step.kind != groupNothing {
-		if err := fault.Point(fault.Move); err != nil {
-			return false, fmt.Errorf("%s %s: %w", step.kind, step.server, err)
-		}
-	}
 	var err error
 	switch step.kind {
 	case groupNothing:
 		return false, nil
 	case groupAdd:
-		err = group.AddLearner(ctx, step.server)
+		if err = fault.Point(fault.AddReplica); err == nil {
+			err = group.AddLearner(ctx, step.server)
+		}
 	case groupPromote:
-		err = group.Promote(ctx, step.server)
+		if err = fault.Point(fault.PromoteReplica); err == nil {
+			err = group.Promote(ctx, step.server)
+		}
 	case groupRemove:
-		err = group.Remove(ctx, step.server)
+		if err = fault.Point(fault.RemoveReplica); err == nil {
+			err = group.Remove(ctx, step.server)
+		}
 	case groupTransfer:
+		if err = fault.Point(fault.Move); err != nil {
+			break
+		}
 		if !p.r.mayTransfer(place.GetShard()) {
 			return false, nil
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,8 +23,10 @@ import (
 //
 // It begins free, is promised to one cluster or joins one, and is then a member
 // for ever; the first node of a cluster that is being formed is in between
-// founder, with the list of servers it bootstraps. Every step is on disk before
-// the method returns, and a crash leaves the step done or not done.
+// founder, with the list of servers it bootstraps. A member whose memory is lost
+// becomes another incarnation, which waits for its cluster to take it in. Every
+// step is on disk before the method returns, and a crash leaves the step done or
+// not done.
 //
 // It is safe for concurrent use.
 type Identity struct {
@@ -49,6 +52,7 @@ type identityRecord struct {
 	// be data of this format in the folder.
 	ActiveFormat uint32 `json:"active_format,omitempty"`
 	HeldData     bool   `json:"held_data,omitempty"`
+	Loss         *loss  `json:"loss,omitempty"` // never changed, only replaced
 }
 
 const (
@@ -95,12 +99,19 @@ func (id *Identity) load(name string) error {
 	}
 	id.record = record
 	// Writing is tried now, not when a promise depends on it.
-	return id.write(record)
+	if err := id.write(record); err != nil {
+		return err
+	}
+	return id.setAside()
 }
 
 func (id *Identity) create(name string) error {
-	for _, data := range []string{"log", "shards", "meta"} {
-		if _, err := os.Stat(filepath.Join(id.dir, data)); err == nil {
+	for _, data := range memoryDirs() {
+		switch empty, err := isEmpty(filepath.Join(id.dir, data)); {
+		case errors.Is(err, fs.ErrNotExist), empty && err == nil: // or a disk of its own, ready for the node
+		case err != nil:
+			return folderError(id.dir, err)
+		default:
 			return fmt.Errorf("data folder %s holds data (%s) but no %s: bring that file back, or clear the folder to let the node join anew", id.dir, data, identityFile)
 		}
 	}
@@ -215,7 +226,7 @@ func (id *Identity) change(step func(*identityRecord) error) error {
 
 func (r identityRecord) equal(other identityRecord) bool {
 	same := slices.Equal(r.Bootstrap, other.Bootstrap) && r.ClusterName == other.ClusterName &&
-		r.ActiveFormat == other.ActiveFormat && r.HeldData == other.HeldData
+		r.ActiveFormat == other.ActiveFormat && r.HeldData == other.HeldData && r.Loss == other.Loss
 	return same && r.ClusterID == other.ClusterID && r.ListHash == other.ListHash && r.Member == other.Member
 }
 

@@ -103,6 +103,17 @@ func TestIdentityIsBoundOnce(t *testing.T) {
 	}
 }
 
+// An empty folder may be a disk of its own, mounted for the log before the first start.
+func TestIdentityInAFolderWithDisksOfTheirOwn(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"log", "shards/lost+found", "meta"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeIdentity(t, openIdentity(t, dir, "n1"))
+}
+
 func TestIdentityRefusals(t *testing.T) {
 	write := func(t *testing.T, dir, name, content string) {
 		t.Helper()
@@ -127,7 +138,7 @@ func TestIdentityRefusals(t *testing.T) {
 		}, []string{"in use by another process", "one folder, one process"}},
 		"data without identity": {func(t *testing.T, dir string) string {
 			t.Helper()
-			if err := os.Mkdir(filepath.Join(dir, "shards"), 0o700); err != nil {
+			if err := os.MkdirAll(filepath.Join(dir, "shards", "3"), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			return dir

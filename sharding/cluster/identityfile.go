@@ -33,7 +33,7 @@ func readIdentity(path string) (identityRecord, error) {
 // write replaces the file: temporary file, fsync, rename, fsync of the folder. The
 // caller holds the lock, or is alone.
 func (id *Identity) write(r identityRecord) error {
-	b, err := json.MarshalIndent(r, "", "  ")
+	b, err := encodeIdentity(r)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (id *Identity) write(r identityRecord) error {
 		name string
 		do   func() error
 	}{
-		{"write", func() error { return writeSynced(temp, append(b, '\n')) }},
+		{"write", func() error { return writeSynced(temp, b) }},
 		{"rename", func() error { return os.Rename(temp, path) }},
 		{"sync folder", func() error { return durable.SyncDir(id.dir) }},
 	}
@@ -59,6 +59,11 @@ func (id *Identity) write(r identityRecord) error {
 	}
 	id.record = r
 	return nil
+}
+
+func encodeIdentity(r identityRecord) ([]byte, error) {
+	b, err := json.MarshalIndent(r, "", "  ")
+	return append(b, '\n'), err
 }
 
 func writeSynced(path string, b []byte) error {

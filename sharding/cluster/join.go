@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -77,6 +78,42 @@ func (f *Formation) join(ctx context.Context, r identityRecord, clusterID string
 		return false, err
 	}
 	f.config.Logger.Info("joined a cluster", slog.String("cluster", resp.GetClusterId()))
+	return true, nil
+}
+
+// rejoin has the cluster take in the incarnation that follows one whose memory is
+// lost, as it takes in a node with an empty disk. Only members of the very cluster
+// are asked, whatever the list of initial nodes says, and nothing is ever formed:
+// if most of the others have lost their memory as well, or there are none, the node
+// waits for a person.
+func (f *Formation) rejoin(ctx context.Context, r identityRecord) (bool, error) {
+	req := &nodev1.RegisterRequest{
+		Node: r.Name, Incarnation: r.Incarnation, Zone: f.config.Zone, FormatMax: f.config.FormatMax, Replaces: r.Loss.Former,
+	}
+	var members []string
+	for _, m := range f.config.Directory.Members() {
+		if m.Alive && m.Name != r.Name && m.ClusterID == r.ClusterID {
+			members = append(members, m.Name)
+		}
+	}
+	resp, err := registerWithAny(ctx, f.config.Peers, members, req)
+	if err == nil && resp.GetClusterId() != r.ClusterID {
+		err = fmt.Errorf("cluster %s has answered", resp.GetClusterId())
+	}
+	if err != nil {
+		folder := filepath.Join(f.config.Identity.dir, r.Loss.Folder)
+		never := ""
+		if r.Loss.Promised {
+			never = fmt.Sprintf("; if that cluster was never formed (none of its nodes has ever served), clear the folder %s and start the node again", f.config.Identity.dir)
+		}
+		f.notice.say(fmt.Sprintf("%s; the data was set aside in %s, and the node waits for cluster %s to take it in anew: %s; start the other nodes (most of them must have their data)%s; if that cannot be, docs/operations.md tells more under Damage to a file",
+			r.Loss.Reason, folder, r.ClusterID, cause(err), never))
+		return false, nil
+	}
+	if err := f.config.Identity.rejoined(); err != nil {
+		return false, err
+	}
+	f.config.Logger.Info("taken in anew after a loss of memory", slog.String("cluster", r.ClusterID), slog.String("former", r.Loss.Former))
 	return true, nil
 }
 

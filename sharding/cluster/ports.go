@@ -43,8 +43,8 @@ type Directory interface {
 	Members() []Member
 }
 
-// Founders are the calls to other nodes that form a cluster and join one, by the
-// name of the node. Refusals are *entity.Error with their details.
+// Founders are the calls to other nodes by which a node forms or joins a cluster.
+// They go by the name of the node. Refusals are *entity.Error with their details.
 type Founders interface {
 	Promise(ctx context.Context, node string, req *nodev1.PromiseRequest) (*nodev1.PromiseResponse, error)
 	Register(ctx context.Context, node string, req *nodev1.RegisterRequest) (*nodev1.RegisterResponse, error)
@@ -103,7 +103,7 @@ var ErrOutOfDate = errors.New("the placement known here is out of date")
 // Replicas are the shard replicas of this node. Calls for different shards come at
 // the same time.
 type Replicas interface {
-	// Open opens a replica or creates it. A damaged one stands as quarantined. The
+	// Open opens a replica or creates it. A damaged one is shown as quarantined. The
 	// error is ErrOutOfDate for one that was dropped here before.
 	Open(c ReplicaConfig) error
 	// Reopen opens a failed replica anew, if that can help, and reports whether it

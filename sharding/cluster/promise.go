@@ -42,6 +42,8 @@ func (f *Formation) Promise(_ context.Context, req *nodev1.PromiseRequest) (*nod
 func (f *Formation) judge(r identityRecord, req *nodev1.PromiseRequest) error {
 	sameList := hex.EncodeToString(req.GetListHash()) == f.listHash
 	switch {
+	case r.rejoins():
+		return f.refuse(r, "it has lost its data and waits for cluster %s to take it in anew", r.ClusterID)
 	case r.ClusterID != "" && r.ClusterID != req.GetClusterId():
 		return f.refuse(r, "it belongs to cluster %s", r.ClusterID)
 	case req.GetClusterId() == "":

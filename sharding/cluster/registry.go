@@ -27,7 +27,7 @@ func register(s *nodev1.MetaState, req *nodev1.RegisterRequest, alive bool) erro
 	}
 	state := nodev1.NodeEntry_ACTIVE
 	old := s.GetNodes()[name]
-	switch {
+	switch replaces := req.GetReplaces(); {
 	case old == nil:
 	case old.GetIncarnation() == incarnation && old.GetState() == nodev1.NodeEntry_REMOVED:
 		return entity.Errorf(entity.Denied, "node %s has been removed: stop it and clear its data folder to let it join anew", name)
@@ -36,8 +36,14 @@ func register(s *nodev1.MetaState, req *nodev1.RegisterRequest, alive bool) erro
 	case req.GetClusterId() != "":
 		// It was a member once, and another folder has taken its place since.
 		return entity.Errorf(entity.Denied, "node %s now runs on another data folder (incarnation %s): clear this one, which is out of date", name, old.GetIncarnation())
+	case replaces != "" && old.GetState() == nodev1.NodeEntry_REMOVED:
+		return entity.Errorf(entity.Denied, "node %s has been removed: stop it and clear its data folder to let it join anew", name)
+	case replaces != "" && old.GetIncarnation() != replaces:
+		return entity.Errorf(entity.Denied, "node %s now runs on another data folder (incarnation %s): clear this one, which is out of date", name, old.GetIncarnation())
 	case alive && old.GetState() != nodev1.NodeEntry_REMOVED:
 		return entity.Errorf(entity.NotExecuted, "node %s is alive as incarnation %s: two processes must not have one name", name, old.GetIncarnation())
+	case replaces != "":
+		state = old.GetState() // a drain goes on
 	}
 	if s.Nodes == nil {
 		s.Nodes = map[string]*nodev1.NodeEntry{}
@@ -58,7 +64,7 @@ func setNodeState(s *nodev1.MetaState, name string, state nodev1.NodeEntry_State
 	e := s.GetNodes()[name]
 	switch {
 	case e == nil:
-		return entity.Errorf(entity.Invalid, "there is no node %q; registered: %s", name, strings.Join(slices.Sorted(maps.Keys(s.GetNodes())), ", "))
+		return noSuchNode(s, name)
 	case state != nodev1.NodeEntry_ACTIVE && state != nodev1.NodeEntry_DRAINING && state != nodev1.NodeEntry_REMOVED:
 		return entity.Errorf(entity.Invalid, "there is no node state %d", state)
 	case e.GetState() == nodev1.NodeEntry_REMOVED && state != nodev1.NodeEntry_REMOVED:
@@ -68,6 +74,10 @@ func setNodeState(s *nodev1.MetaState, name string, state nodev1.NodeEntry_State
 	}
 	e.State = state
 	return nil
+}
+
+func noSuchNode(s *nodev1.MetaState, name string) error {
+	return entity.Errorf(entity.Invalid, "there is no node %q; registered: %s", name, strings.Join(slices.Sorted(maps.Keys(s.GetNodes())), ", "))
 }
 
 func anyActiveBut(s *nodev1.MetaState, name string) bool {
@@ -80,7 +90,9 @@ func anyActiveBut(s *nodev1.MetaState, name string) bool {
 }
 
 // moveShard is an operator's order: a replica moves from one node to another, or,
-// without from or to a node that has one, the leadership does.
+// without from, the leadership goes to a node that has one. An order that names both
+// nodes is never taken for one about the leadership: who waits for the replica to
+// leave would wait for ever.
 func moveShard(s *nodev1.MetaState, req *nodev1.MoveShardRequest) error {
 	var place *nodev1.ShardPlacement
 	for _, p := range s.GetShards() {
@@ -90,27 +102,35 @@ func moveShard(s *nodev1.MetaState, req *nodev1.MoveShardRequest) error {
 	}
 	to := s.GetNodes()[req.GetTo()]
 	switch {
+	case len(s.GetShards()) == 0:
+		return entity.Errorf(entity.NotExecuted, "the cluster has no shards yet: wait until it is ready")
 	case place == nil:
-		return entity.Errorf(entity.Invalid, "there is no shard %d", req.GetShard())
-	case to == nil || to.GetState() != nodev1.NodeEntry_ACTIVE:
+		return entity.Errorf(entity.Invalid, "there is no shard %d; shards are 0 to %d", req.GetShard(), len(s.GetShards())-1)
+	case to == nil:
+		return noSuchNode(s, req.GetTo())
+	case to.GetState() != nodev1.NodeEntry_ACTIVE:
 		return entity.Errorf(entity.Invalid, "node %q is not an active node", req.GetTo())
+	case req.GetFrom() != "" && s.GetNodes()[req.GetFrom()] == nil:
+		return noSuchNode(s, req.GetFrom()) // or a misspelt one would pass for one that has given its replica up
 	case !place.GetFormed():
 		return entity.Errorf(entity.NotExecuted, "shard %d has not had a leader yet", req.GetShard())
 	}
 	find := func(node string) int {
 		return slices.IndexFunc(place.GetReplicas(), func(r *nodev1.ReplicaPlacement) bool { return r.GetNode() == node })
 	}
-	from := find(req.GetFrom())
+	from, holds := find(req.GetFrom()), find(req.GetTo()) >= 0
 	switch {
-	case find(req.GetTo()) >= 0 && (req.GetFrom() == "" || req.GetFrom() == place.GetPreferred()):
+	case holds && req.GetFrom() == "":
 		place.Preferred = req.GetTo()
 		return nil
-	case find(req.GetTo()) >= 0 && from < 0:
+	case holds && from < 0:
 		return nil // done before: its answer was lost
-	case find(req.GetTo()) >= 0:
-		return entity.Errorf(entity.Invalid, "node %s holds a replica of shard %d already", req.GetTo(), req.GetShard())
+	case holds:
+		return entity.Errorf(entity.Invalid, "node %s holds a replica of shard %d already: name a node that holds none, or name no node that gives its replica up to hand the leadership to %s", req.GetTo(), req.GetShard(), req.GetTo())
+	case req.GetFrom() == "":
+		return entity.Errorf(entity.Invalid, "node %s holds no replica of shard %d and cannot lead it: name the node that gives its replica up, one of %s", req.GetTo(), req.GetShard(), strings.Join(holders(place), ", "))
 	case from < 0:
-		return entity.Errorf(entity.Invalid, "node %q holds no replica of shard %d", req.GetFrom(), req.GetShard())
+		return entity.Errorf(entity.Invalid, "node %q holds no replica of shard %d: %s do", req.GetFrom(), req.GetShard(), strings.Join(holders(place), ", "))
 	}
 	s.ReplicaGeneration++
 	place.Replicas[from] = &nodev1.ReplicaPlacement{Node: to.GetName(), Incarnation: to.GetIncarnation(), Generation: s.GetReplicaGeneration()}
@@ -118,6 +138,15 @@ func moveShard(s *nodev1.MetaState, req *nodev1.MoveShardRequest) error {
 		place.Preferred = req.GetTo()
 	}
 	return nil
+}
+
+// holders are the nodes that hold a replica of a shard.
+func holders(p *nodev1.ShardPlacement) []string {
+	var names []string
+	for _, r := range p.GetReplicas() {
+		names = append(names, r.GetNode())
+	}
+	return names
 }
 
 // placementOf reads a shard's line.

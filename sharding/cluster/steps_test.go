@@ -146,6 +146,11 @@ func TestRegister(t *testing.T) {
 		"out of date":             {req: &nodev1.RegisterRequest{Node: "n1", Incarnation: "x", ClusterId: "c"}, reason: entity.Denied, text: "out of date"},
 		"removed":                 {req: &nodev1.RegisterRequest{Node: "n2", Incarnation: "two", ClusterId: "c"}, reason: entity.Denied, text: "clear its data folder"},
 		"removed, then wiped":     {req: &nodev1.RegisterRequest{Node: "n2", Incarnation: "x"}, alive: true, state: nodev1.NodeEntry_ACTIVE},
+		"lost its memory":         {req: &nodev1.RegisterRequest{Node: "n1", Incarnation: "x", Replaces: "one"}, state: nodev1.NodeEntry_DRAINING},
+		"lost, never registered":  {req: &nodev1.RegisterRequest{Node: "n3", Incarnation: "x", Replaces: "w"}, state: nodev1.NodeEntry_ACTIVE},
+		"lost, old one is alive":  {req: &nodev1.RegisterRequest{Node: "n1", Incarnation: "x", Replaces: "one"}, alive: true, reason: entity.NotExecuted, text: "two processes"},
+		"lost, but out of date":   {req: &nodev1.RegisterRequest{Node: "n1", Incarnation: "x", Replaces: "zero"}, reason: entity.Denied, text: "out of date"},
+		"lost, but removed":       {req: &nodev1.RegisterRequest{Node: "n2", Incarnation: "x", Replaces: "two"}, reason: entity.Denied, text: "clear its data folder"},
 		"foreign":                 {req: &nodev1.RegisterRequest{Node: "n3", Incarnation: "x", ClusterId: "d"}, reason: entity.Denied, text: "cluster d"},
 		"reads too little":        {req: &nodev1.RegisterRequest{Node: "n3", Incarnation: "x", FormatMax: 1}, reason: entity.Denied, text: "writes format 2: start a newer version"},
 		"known, now too old":      {req: &nodev1.RegisterRequest{Node: "n1", Incarnation: "one", Zone: "z", ClusterId: "c", FormatMax: 1}, reason: entity.Denied, text: "up to 1"},
@@ -178,6 +183,8 @@ func TestOrdersThatMakeNoSense(t *testing.T) {
 	}
 	wider := proto.CloneOf(s)
 	wider.Nodes["n4"] = &nodev1.NodeEntry{Name: "n4", Incarnation: "4", State: nodev1.NodeEntry_ACTIVE}
+	both := proto.CloneOf(wider)
+	both.Shards[0].Replicas = append(both.Shards[0].Replicas, &nodev1.ReplicaPlacement{Node: "n4", Incarnation: "4", Generation: 3})
 	for name, err := range map[string]error{
 		"no such node":        setNodeState(s, "n9", nodev1.NodeEntry_DRAINING),
 		"no such state":       setNodeState(s, "n1", 7),
@@ -188,9 +195,63 @@ func TestOrdersThatMakeNoSense(t *testing.T) {
 		"to nobody":           moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n1"}),
 		"not formed":          moveShard(s, &nodev1.MoveShardRequest{Shard: 1, From: "n3", To: "n1"}),
 		"from a node without": moveShard(wider, &nodev1.MoveShardRequest{Shard: 0, From: "n3", To: "n4"}),
+		// The leader cannot give its replica up to a node that has one.
+		"to another replica":  moveShard(both, &nodev1.MoveShardRequest{Shard: 0, From: "n1", To: "n4"}),
+		"to lead without any": moveShard(wider, &nodev1.MoveShardRequest{Shard: 0, To: "n4"}),
+		"to itself":           moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n1", To: "n1"}),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// Without a node that gives its replica up, the order is about the leadership: the
+// replicas stay where they are.
+func TestMoveOfTheLeadership(t *testing.T) {
+	s := &nodev1.MetaState{
+		Nodes: map[string]*nodev1.NodeEntry{
+			"n1": {Name: "n1", Incarnation: "1", State: nodev1.NodeEntry_ACTIVE},
+			"n2": {Name: "n2", Incarnation: "2", State: nodev1.NodeEntry_ACTIVE},
+		},
+		Shards: []*nodev1.ShardPlacement{{Shard: 0, Formed: true, Preferred: "n1", Replicas: []*nodev1.ReplicaPlacement{
+			{Node: "n1", Incarnation: "1", Generation: 1}, {Node: "n2", Incarnation: "2", Generation: 2},
+		}}},
+	}
+	want := proto.CloneOf(s)
+	want.Shards[0].Preferred = "n2"
+	for range 2 { // an operator whose answer was lost asks again
+		if err := moveShard(s, &nodev1.MoveShardRequest{Shard: 0, To: "n2"}); err != nil || !proto.Equal(s, want) {
+			t.Errorf("got %v, %v", s, err)
+		}
+	}
+	if err := moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: "n2", To: "n1"}); err == nil || !proto.Equal(s, want) {
+		t.Errorf("a replica that n1 has already: %v, %v", s, err)
+	}
+}
+
+// A node that has given its replica up to another one is a name in the registry, even
+// if it was removed meanwhile; any other name is a mistake.
+func TestMoveFromANodeWithoutAReplica(t *testing.T) {
+	s := &nodev1.MetaState{
+		Nodes: map[string]*nodev1.NodeEntry{
+			"n1": {Name: "n1", Incarnation: "1", State: nodev1.NodeEntry_ACTIVE},
+			"n2": {Name: "n2", Incarnation: "2", State: nodev1.NodeEntry_ACTIVE},
+			"n3": {Name: "n3", Incarnation: "3", State: nodev1.NodeEntry_REMOVED},
+		},
+		Shards: []*nodev1.ShardPlacement{{Shard: 0, Formed: true, Preferred: "n1", Replicas: []*nodev1.ReplicaPlacement{{Node: "n1", Incarnation: "1", Generation: 1}}}},
+	}
+	for from, want := range map[string]string{
+		"n2": "",
+		"n3": "",
+		"n4": `there is no node "n4"; registered: n1, n2, n3`,
+	} {
+		before, got := proto.CloneOf(s), ""
+		if err := moveShard(s, &nodev1.MoveShardRequest{Shard: 0, From: from, To: "n1"}); err != nil {
+			got = err.Error()
+		}
+		if (want == "") != (got == "") || !strings.Contains(got, want) || !proto.Equal(s, before) {
+			t.Errorf("from %s: %q, want %q; %v", from, got, want, s)
 		}
 	}
 }

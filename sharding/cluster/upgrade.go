@@ -35,7 +35,7 @@ func counts(s *nodev1.MetaState, node string) bool {
 }
 
 // upgrade raises the active format to the newest one that all nodes read. It is an
-// operator's order and never happens by itself: behind it no node can go back to
+// operator's order and never happens by itself: after it no node can go back to
 // the version before.
 func upgrade(s *nodev1.MetaState) error {
 	active, all := activeFormat(s), readByAll(s)
@@ -60,8 +60,8 @@ func upgrade(s *nodev1.MetaState) error {
 	return nil
 }
 
-// Upgrade raises the active format; on the leader of the meta group only. It is no
-// error if there is nothing to raise.
+// Upgrade raises the active format; on the leader of the meta group only. It is not
+// an error if there is nothing to raise.
 func (c *Controller) Upgrade(ctx context.Context) (from, to uint32, err error) {
 	err = c.config.Meta.Update(ctx, func(s *nodev1.MetaState) error {
 		from = activeFormat(s)

@@ -485,7 +485,7 @@ func (w *world) led() string {
 }
 
 // A voter counts until the group's leader has taken its vote away, whatever the
-// placement says: after a restart it must be there again (C059, C060).
+// placement says: after a restart it must be there again.
 func TestReplicaOutsideThePlacementIsOpenedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := threeServing(t)
@@ -553,7 +553,7 @@ func (w *world) ledBy(name string) (list []string) {
 }
 
 // A node whose disk is low refuses commands: whatever it leads, and whenever it
-// came to lead it, goes to a node that takes them (C075).
+// came to lead it, goes to a node that takes them.
 func TestNodeOnALowDiskLeadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := threeServing(t)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"writ/internal/fault"
 )
 
 // Gossip is this node's part in the gossip. It is safe for concurrent use.
@@ -69,6 +71,7 @@ func Start(c Config) (*Gossip, error) {
 	g.stop = stop
 	g.wait.Go(func() { g.watchName(ctx) })
 	g.wait.Go(func() { g.rejoin(rejoin) })
+	g.wait.Go(func() { g.repeat(rejoin) })
 	return g, nil
 }
 
@@ -78,7 +81,7 @@ func create(ctx context.Context, c Config) (*Gossip, error) {
 		return nil, err
 	}
 	g := &Gossip{
-		name: c.Self.Name, id: hex.EncodeToString(id), started: time.Now().UnixNano(), config: c, logger: c.Logger,
+		name: c.Self.Name, id: hex.EncodeToString(id), started: fault.Now().UnixNano(), config: c, logger: c.Logger,
 		hints:   &hints{},
 		changed: make(chan struct{}, 1), poke: make(chan struct{}, 1), conflicts: make(chan string, 1),
 		instances: make(chan instance, 8), settle: make(chan chan struct{}), failed: make(chan error, 1), settled: make(chan struct{}),
@@ -146,8 +149,8 @@ func (g *Gossip) Self() Member { return g.table.own() }
 func (g *Gossip) Members() []Member { return g.table.list() }
 
 // Strangers lists, by cluster id, the living members of other clusters that call
-// themselves by this cluster's name. Whoever comes by the name alone may get to
-// either.
+// themselves by this cluster's name. Whoever goes by the name alone may reach
+// either cluster.
 func (g *Gossip) Strangers() map[string][]string { return g.table.strangers() }
 
 // Lookup finds a member by name, dead or alive.
@@ -191,6 +194,30 @@ func (g *Gossip) Announce(h LeaderHint) {
 	}
 }
 
+// repeatEvery is how often a node repeats what it leads.
+const repeatEvery = 2 * time.Second
+
+// repeat announces every few seconds which shards this node leads. Each node that
+// hears a new hint passes it on in only a few datagrams, some of them to dead nodes.
+// A node that gets none of them would otherwise learn of the leader only at its next
+// full sync, half a minute later or more.
+func (g *Gossip) repeat(ctx context.Context) {
+	tick := time.NewTicker(repeatEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, h := range g.hints.all() {
+			if h.Node == g.name {
+				g.spread(h)
+			}
+		}
+	}
+}
+
 // Hint is the newest hint about a shard.
 func (g *Gossip) Hint(shard uint32) (LeaderHint, bool) { return g.hints.get(shard) }
 
@@ -210,8 +237,8 @@ func signal(slot chan struct{}) {
 	}
 }
 
-// Leave tells the others that this node goes on purpose, and waits until one of
-// them has heard. Call Close afterwards.
+// Leave tells the others that this node leaves on purpose, and waits until one of
+// them has heard it. Call Close afterwards.
 func (g *Gossip) Leave(timeout time.Duration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -225,8 +252,8 @@ func (g *Gossip) Leave(timeout time.Duration) error {
 	return nil
 }
 
-// Close ends gossip without a word and waits for its goroutines. To the others
-// this node has died.
+// Close ends gossip without telling the others, and waits for its goroutines. To
+// the others this node has died.
 func (g *Gossip) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -255,7 +255,7 @@ func TestSecondProcessWithOneNameGivesUp(t *testing.T) {
 
 // The process that was there first may hear of the conflict first. While it waits
 // for the other one to give up it must go on answering, or the other one takes it
-// for the ghost of an earlier run, and both stay (C069).
+// for the ghost of an earlier run, and both stay.
 func TestFirstProcessAnswersWhileItWaits(t *testing.T) {
 	first := start(t, config("b"))
 	settled(t, first)
@@ -386,6 +386,35 @@ func TestLeaderHintsReachEverybody(t *testing.T) {
 	if _, ok := c.Hint(5); ok {
 		t.Error("a hint from nowhere")
 	}
+}
+
+// A hint that got lost on its way is told again.
+func TestLostHintsComeAgain(t *testing.T) {
+	cluster := func(name string, seeds ...string) Config {
+		c := config(name, seeds...)
+		c.Self.ClusterID = "x"
+		c.tune = func(m *memberlist.Config) {
+			fast(m)
+			m.PushPullInterval = 0 // never
+		}
+		return c
+	}
+	a := start(t, cluster("a"))
+	b := start(t, cluster("b", addr(a)))
+	await(t, a, "two members", sees(a, "a", "b"))
+	a.Announce(LeaderHint{Shard: 3, Term: 5, Node: "a"})
+	knows := func() bool {
+		_, ok := b.Hint(3)
+		return ok
+	}
+	await(t, b, "the hint", knows)
+	for a.queue.NumQueued()+b.queue.NumQueued() > 0 { // until it is not news any more
+		<-time.After(10 * time.Millisecond)
+	}
+	b.hints.mu.Lock()
+	clear(b.hints.newest)
+	b.hints.mu.Unlock()
+	await(t, b, "the hint", knows)
 }
 
 func TestManyNodes(t *testing.T) {

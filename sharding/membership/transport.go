@@ -22,7 +22,7 @@ type transport struct {
 	block func(addr string) bool
 }
 
-var errCut = errors.New("the way is cut")
+var errCut = errors.New("the link is cut")
 
 func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	return t.DialAddressTimeout(memberlist.Address{Addr: addr}, timeout)

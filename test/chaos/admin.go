@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
 
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
@@ -152,6 +153,34 @@ func (l *Links) Shards(ctx context.Context, node, kind string) (map[string]uint3
 	return home, nil
 }
 
+// Serving asks a node's gRPC health for a service.
+func (l *Links) Serving(ctx context.Context, node, service string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	res, err := grpc_health_v1.NewHealthClient(l.conns[node]).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service})
+	if err != nil {
+		return false, fmt.Errorf("gRPC health of %s, %q: %w", node, service, err)
+	}
+	return res.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING, nil
+}
+
+// Readiness is what /readyz says: why the node and its shards are not ready.
+type Readiness struct {
+	Ready   bool              `json:"ready"`
+	Reasons map[string]string `json:"reasons"`
+	Shards  map[uint32]string `json:"shards"`
+}
+
+// ReadinessOf asks a node's /readyz.
+func ReadinessOf(ctx context.Context, view View, node string) (Readiness, error) {
+	_, text := Ready(ctx, view, node)
+	var r Readiness
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return r, fmt.Errorf("readiness of %s: %s", node, text)
+	}
+	return r, nil
+}
+
 // Ready asks a node's /readyz: whether it is ready, and what it says.
 func Ready(ctx context.Context, view View, node string) (bool, string) {
 	return get(ctx, view.Addrs(node).HTTP, "/readyz")
@@ -235,6 +264,8 @@ type AuditReport struct {
 	ReplicasEqual bool     `json:"replicas_equal"`
 	OK            bool     `json:"ok"`
 	Findings      []string `json:"findings"`
+	// Unreachable are nodes whose replicas could not be compared.
+	Unreachable []string `json:"unreachable"`
 }
 
 func parseAudit(text []byte) (AuditReport, error) {

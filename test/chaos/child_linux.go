@@ -14,6 +14,13 @@ func childAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
+// namespaceAttributes give a child a network namespace of its own.
+func namespaceAttributes() *syscall.SysProcAttr {
+	attributes := childAttributes()
+	attributes.Cloneflags = syscall.CLONE_NEWNET
+	return attributes
+}
+
 // stopWait bounds how long a process may take to obey SIGSTOP.
 const stopWait = 10 * time.Second
 

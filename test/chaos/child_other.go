@@ -10,5 +10,8 @@ func childAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true}
 }
 
+// namespaceAttributes: only Linux has network namespaces; [LANTools] says so.
+func namespaceAttributes() *syscall.SysProcAttr { return childAttributes() }
+
 // awaitStopped cannot be told here; the signal arrives soon.
 func awaitStopped(int, <-chan struct{}) error { return nil }

@@ -1,7 +1,6 @@
 package chaos
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -28,11 +27,15 @@ type ComposeConfig struct {
 	// Extra are nodes beside those of docker-compose.yml; they know the
 	// cluster by its gossip addresses only.
 	Extra []string
+	// Small names a node whose volume is a small disk in memory; "": none.
+	Small string
 }
 
 // Compose is a cluster of containers made from the repository's
-// docker-compose.yml, with ports of its own. It implements [Cluster] and [Network].
+// docker-compose.yml, with ports of its own. It implements [Cluster], [Network]
+// and [Wire]; a restarted container has a fresh wire.
 type Compose struct {
+	wires
 	config ComposeConfig
 	tool   []string
 	file   string
@@ -44,13 +47,14 @@ type Compose struct {
 // NewCompose builds the image and derives the compose file; nothing runs yet.
 func NewCompose(ctx context.Context, config ComposeConfig) (*Compose, error) {
 	c := &Compose{config: config, tool: []string{"docker-compose"}, file: filepath.Join(config.Dir, "docker-compose.yml")}
+	c.wires = wires{c}
 	if exec.CommandContext(ctx, "docker", "compose", "version").Run() == nil {
 		c.tool = []string{"docker", "compose"}
 	}
 	if err := c.derive(); err != nil {
 		return nil, errors.Join(err, c.ports.Release())
 	}
-	if err := c.build(ctx); err != nil {
+	if err := c.build(ctx, c.image(), config.Binary); err != nil {
 		return nil, errors.Join(err, c.ports.Release())
 	}
 	return c, nil
@@ -64,6 +68,9 @@ func (c *Compose) derive() error {
 	derived, order, err := withNodes(string(text), c.config.Extra)
 	if err != nil {
 		return err
+	}
+	if c.config.Small != "" {
+		derived = withSmallDisk(derived, c.config.Small)
 	}
 	ports, err := c.ports.Take(2 * len(order))
 	if err != nil {
@@ -105,6 +112,21 @@ func withNodes(text string, extra []string) (string, []string, error) {
 	return head + "\n" + tail, append(names, extra...), nil
 }
 
+// withSmallDisk makes a node's volume a small disk in memory, with a container that
+// keeps it while the node is down: else it would be gone with the last container
+// that uses it. That one asks in vain whether a node is ready.
+func withSmallDisk(text, node string) string {
+	head, volumes, _ := strings.Cut(text, "\nvolumes:\n")
+	volumes = strings.Replace("\n"+volumes, "\n  "+node+":\n", "\n  "+node+":\n    driver_opts:\n      type: tmpfs\n      device: tmpfs\n"+
+		"      o: size="+smallDiskSize+",uid=65532,gid=65532,mode=0700\n", 1)
+	head = strings.Replace(head, "\n  WRIT_DIR: /data\n", "\n  WRIT_DIR: /data\n  WRIT_FREE_MIN_MB: \""+lowDiskMB+"\"\n", 1)
+	return head + "  " + keeper(node) + ":\n    <<: *node\n    command: [health, --http, \"127.0.0.1:1\", --wait, 24h]\n" +
+		"    volumes:\n      - " + node + ":/data\n\nvolumes:" + volumes
+}
+
+// keeper is the service that keeps a node's small disk.
+func keeper(node string) string { return "disk-" + node }
+
 // withPorts publishes each node's gRPC and HTTP port at a port of its own.
 func withPorts(text string, order []string, ports []int) (string, map[string]Addrs) {
 	addrs := map[string]Addrs{}
@@ -127,26 +149,56 @@ func withPorts(text string, order []string, ports []int) (string, map[string]Add
 }
 
 // build makes the image: FROM scratch, nothing is pulled.
-func (c *Compose) build(ctx context.Context) error {
+func (c *Compose) build(ctx context.Context, image, program string) error {
 	context := filepath.Join(c.config.Dir, "image")
 	if err := os.MkdirAll(filepath.Join(context, "data"), 0o755); err != nil {
 		return fmt.Errorf("image: %w", err)
 	}
-	binary, err := os.ReadFile(c.config.Binary)
+	binary, err := os.ReadFile(program)
 	if err != nil {
 		return fmt.Errorf("image: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(context, "node"), binary, 0o755); err != nil {
 		return fmt.Errorf("image: %w", err)
 	}
-	_, err = c.docker(ctx, "build", "-q", "-t", c.image(), "-f", filepath.Join(c.config.Repository, "Dockerfile"), context)
+	_, err = c.docker(ctx, "build", "-q", "-t", image, "-f", filepath.Join(c.config.Repository, "Dockerfile"), context)
 	return err
 }
 
 func (c *Compose) image() string { return c.config.Project + ":test" }
 
-// commandTimeout bounds one command of docker.
-const commandTimeout = 2 * time.Minute
+// nextImage is the image of the next version.
+func (c *Compose) nextImage() string { return c.config.Project + ":next" }
+
+// BuildNext makes the image of the next version from its program.
+func (c *Compose) BuildNext(ctx context.Context, binary string) error {
+	return c.build(ctx, c.nextImage(), binary)
+}
+
+// UseNext has a node run the next version's image from its next start on.
+func (c *Compose) UseNext(node string) error {
+	text, err := os.ReadFile(c.file)
+	if err != nil {
+		return fmt.Errorf("compose file: %w", err)
+	}
+	changed, err := withImage(string(text), node, c.nextImage())
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.file, []byte(changed), 0o600); err != nil {
+		return fmt.Errorf("compose file: %w", err)
+	}
+	return nil
+}
+
+// withImage gives a service an image of its own.
+func withImage(text, node, image string) (string, error) {
+	head := "\n  " + node + ":\n    <<: *node\n"
+	if strings.Count(text, head) != 1 {
+		return "", fmt.Errorf("compose file: no service %s found in it", node)
+	}
+	return strings.Replace(text, head, head+"    image: "+image+"\n", 1), nil
+}
 
 func (c *Compose) docker(ctx context.Context, args ...string) (string, error) {
 	return c.run(ctx, append([]string{"docker"}, args...))
@@ -158,16 +210,7 @@ func (c *Compose) compose(args ...string) error {
 }
 
 func (c *Compose) run(ctx context.Context, args []string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Env = append(os.Environ(), "WRIT_IMAGE="+c.image())
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
-	}
-	return strings.TrimSpace(out.String()), nil
+	return output(ctx, []string{"WRIT_IMAGE=" + c.image()}, args...)
 }
 
 // container is the id of a node's container, "" if it has none.
@@ -220,7 +263,44 @@ func (c *Compose) IP(node string) (string, error) {
 }
 
 // Start implements [Lifecycle].
-func (c *Compose) Start(node string) error { return c.compose("up", "-d", "--no-deps", node) }
+func (c *Compose) Start(node string) error {
+	up := []string{"up", "-d", "--no-deps"}
+	if node == c.config.Small {
+		up = append(up, keeper(node))
+	}
+	return c.compose(append(up, node)...)
+}
+
+// SmallDisk implements [Disk].
+func (c *Compose) SmallDisk() string { return c.config.Small }
+
+// smallFolder is where this machine has the small disk, if its engine is here and
+// we may see it.
+func (c *Compose) smallFolder() (string, error) {
+	dir, err := c.docker(context.Background(), "volume", "inspect", "-f", "{{.Mountpoint}}", c.config.Project+"_"+c.config.Small)
+	if err == nil && !isDisk(dir) {
+		err = fmt.Errorf("the small disk of %s is not to be seen here, at %s", c.config.Small, dir)
+	}
+	return dir, err
+}
+
+// Fill implements [Disk].
+func (c *Compose) Fill(left uint64) error {
+	dir, err := c.smallFolder()
+	if err != nil {
+		return err
+	}
+	return fillDisk(dir, left)
+}
+
+// Empty implements [Disk].
+func (c *Compose) Empty() error {
+	dir, err := c.smallFolder()
+	if err != nil {
+		return err
+	}
+	return emptyDisk(dir)
+}
 
 // Stop implements [Lifecycle].
 func (c *Compose) Stop(ctx context.Context, node string) (code int, took time.Duration, err error) {
@@ -266,8 +346,29 @@ func (c *Compose) Wipe(node string) error {
 	if err := c.onContainer(node, "rm", "-f"); err != nil {
 		return err
 	}
+	if node == c.config.Small {
+		if err := c.onContainer(keeper(node), "rm", "-f"); err != nil {
+			return err
+		}
+	}
 	_, err := c.docker(context.Background(), "volume", "rm", c.config.Project+"_"+node)
 	return err
+}
+
+// Volume is the folder of a node's volume on this machine; only root may read it.
+func (c *Compose) Volume(node string) (string, error) {
+	return c.docker(context.Background(), "volume", "inspect", "-f", "{{.Mountpoint}}", c.config.Project+"_"+node)
+}
+
+// Health is what Docker's own check of a container says, and how often Docker has
+// restarted it.
+func (c *Compose) Health(node string) (health string, restarts int, err error) {
+	text, err := c.inspect(node, "{{.State.Health.Status}} {{.RestartCount}}")
+	if err != nil {
+		return "", 0, err
+	}
+	_, err = fmt.Sscan(text, &health, &restarts)
+	return health, restarts, err
 }
 
 func (c *Compose) network() string { return c.config.Project + "_default" }
@@ -280,6 +381,22 @@ func (c *Compose) Disconnect(node string) error {
 // Connect implements [Network].
 func (c *Compose) Connect(node string) error {
 	return c.onContainer(node, "network", "connect", "--alias", node, c.network())
+}
+
+// wired implements [namespaces].
+func (c *Compose) wired() []string {
+	return slices.DeleteFunc(c.Nodes(), func(node string) bool { return !c.Running(node) })
+}
+
+// inside implements [namespaces]. The tools are this machine's: the image has
+// nothing in it.
+func (c *Compose) inside(node string, args ...string) error {
+	pid, err := c.inspect(node, "{{.State.Pid}}")
+	if err != nil {
+		return err
+	}
+	_, err = c.run(context.Background(), append(inNetwork(pid), args...))
+	return err
 }
 
 // Down removes containers and network; the volumes stay.
@@ -298,14 +415,22 @@ func (c *Compose) Logs(node string, lines int) string {
 	return string(out)
 }
 
+// Isolate has a node neither hear nor be heard; it keeps its address, which Docker
+// would give to another container if the node were disconnected.
+func (c *Compose) Isolate(node string) error {
+	return errors.Join(c.inside(node, "iptables", "-w", "-A", "INPUT", "-j", "DROP"), c.inside(node, "iptables", "-w", "-A", "OUTPUT", "-j", "DROP"))
+}
+
 // Close implements [Cluster]: containers, volumes, network and image are removed.
 func (c *Compose) Close() error {
 	err := c.compose("down", "--volumes", "--timeout", "0")
-	_, imageErr := c.docker(context.Background(), "image", "rm", "-f", c.image())
+	_, imageErr := c.docker(context.Background(), "image", "rm", "-f", c.image(), c.nextImage())
 	return errors.Join(err, imageErr, c.ports.Release())
 }
 
 var (
 	_ Cluster = (*Compose)(nil)
 	_ Network = (*Compose)(nil)
+	_ Wire    = (*Compose)(nil)
+	_ Disk    = (*Compose)(nil)
 )

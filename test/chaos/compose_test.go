@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"writ/test/check"
 )
 
 func TestComposeFileIsDerived(t *testing.T) {
@@ -37,15 +35,29 @@ func TestComposeFileIsDerived(t *testing.T) {
 	if strings.Contains(derived, "127.0.0.1:7400:") {
 		t.Error("a published port was not replaced")
 	}
+	small := withSmallDisk(derived, "n2")
+	for _, want := range []string{"\nvolumes:\n  n1:\n  n2:\n    driver_opts:\n      type: tmpfs\n", "\n  disk-n2:\n    <<: *node\n", "      - n2:/data\n\nvolumes:\n", "WRIT_FREE_MIN_MB"} {
+		if !strings.Contains(small, want) {
+			t.Errorf("no %q in\n%s", want, small)
+		}
+	}
+	next, err := withImage(derived, "n4", "writ:next")
+	must(t, err)
+	if !strings.Contains(next, "\n  n4:\n    <<: *node\n    image: writ:next\n") || strings.Count(next, "writ:next") != 1 {
+		t.Errorf("n4 has no image of its own in\n%s", next)
+	}
+	if _, err := withImage(derived, "n9", "writ:next"); err == nil {
+		t.Error("a node that is missing gets an image")
+	}
 	if _, _, err := withNodes("services:\n", nil); err == nil {
 		t.Error("a file without nodes passes")
 	}
 }
 
-// startCompose makes a cluster of containers and waits until it is ready. The
-// test is skipped where there is no Docker. It runs with CHAOS_LONG=1 only; "make
+// prepareCompose makes a cluster of containers that does not run yet. The test is
+// skipped where there is no Docker. It runs with CHAOS_LONG=1 only; "make
 // compose-smoke" is the usual run's.
-func startCompose(t *testing.T, extra ...string) (*rig, *Compose) {
+func prepareCompose(t *testing.T, config ComposeConfig) (*rig, *Compose) {
 	t.Helper()
 	onlyLong(t)
 	if out, err := exec.Command("docker", "info").CombinedOutput(); err != nil {
@@ -55,24 +67,30 @@ func startCompose(t *testing.T, extra ...string) (*rig, *Compose) {
 	must(t, err)
 	repository, err := filepath.Abs(filepath.Join("..", ".."))
 	must(t, err)
-	c, err := NewCompose(within(t, 2*time.Minute), ComposeConfig{
-		Binary: binary, Repository: repository, Dir: folder(t), Project: fmt.Sprintf("writ-chaos-%08x", rand.Uint32()), Extra: extra,
-	})
+	if config.Binary == "" {
+		config.Binary = binary
+	}
+	config.Repository, config.Dir, config.Project = repository, folder(t), fmt.Sprintf("writ-chaos-%08x", rand.Uint32())
+	c, err := NewCompose(within(t, 2*time.Minute), config)
 	must(t, err)
-	r := &rig{t: t, cluster: c, cli: CLI{Binary: binary}, side: check.NewHistory()}
-	t.Cleanup(r.close)
-	r.connect()
+	return rigOf(t, c, nil), c
+}
+
+// startCompose makes a cluster of containers and waits until it is ready.
+func startCompose(t *testing.T, config ComposeConfig) (*rig, *Compose) {
+	t.Helper()
+	r, c := prepareCompose(t, config)
 	first := c.Nodes()
-	r.up(first[:len(first)-len(extra)]...)
+	r.up(first[:len(first)-len(config.Extra)]...)
 	return r, c
 }
 
 func TestComposeTransfersUnderKills(t *testing.T) {
-	r, _ := startCompose(t)
+	r, _ := startCompose(t, ComposeConfig{})
 	transfersUnderKills(r)
 }
 
-// hurt runs a schedule of faults under load, and all checkers behind it.
+// hurt runs a schedule of faults under load, and then all checkers.
 func (r *rig) hurt(config WorkloadConfig, steps []Step) {
 	r.t.Helper()
 	ctx := within(r.t, 90*time.Minute)
@@ -91,9 +109,9 @@ func (r *rig) hurt(config WorkloadConfig, steps []Step) {
 }
 
 // Every node in turn, the seed too, is cut off from the network for longer than
-// gossip remembers the dead (C004).
+// gossip remembers the dead.
 func TestComposeDisconnect(t *testing.T) {
-	r, _ := startCompose(t)
+	r, _ := startCompose(t, ComposeConfig{})
 	var steps []Step
 	for _, node := range r.cluster.Nodes() {
 		steps = append(steps, Step{Fault: FaultCut, Node: node, After: 2 * time.Second, Hold: 40 * time.Second})
@@ -101,9 +119,18 @@ func TestComposeDisconnect(t *testing.T) {
 	r.hurt(WorkloadConfig{Seed: seed(t), Clients: 8, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond}, steps)
 }
 
-// A node is frozen again and again (C064).
+// Each node in turn loses its link: nothing tells the others that it has gone, but
+// clients notice, since the forwarder of the published port hangs up. A call that
+// they had sent there needs a second retry if the node that gets it next still takes
+// the lost one for the leader and forwards it: its outcome is then unknown once more.
+func TestComposeHostLost(t *testing.T) {
+	r, c := startCompose(t, ComposeConfig{})
+	r.hostLost(2, 2, c.Disconnect, c.Connect)
+}
+
+// A node is frozen again and again.
 func TestComposePause(t *testing.T) {
-	r, _ := startCompose(t)
+	r, _ := startCompose(t, ComposeConfig{})
 	var steps []Step
 	for i := range 6 {
 		steps = append(steps, Step{Fault: FaultPause, Node: r.cluster.Nodes()[i%3], After: 5 * time.Second, Hold: 20 * time.Second})
@@ -111,9 +138,9 @@ func TestComposePause(t *testing.T) {
 	r.hurt(WorkloadConfig{Seed: seed(t), Clients: 8, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond}, steps)
 }
 
-// Each node in turn loses its volume and is filled again (C002, C010).
+// Each node in turn loses its volume and is filled again.
 func TestComposeWipe(t *testing.T) {
-	r, _ := startCompose(t)
+	r, _ := startCompose(t, ComposeConfig{})
 	ctx := within(t, 10*time.Minute)
 	w, hedge := r.load(WorkloadConfig{Seed: seed(t), Clients: 4, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond})
 	loading, stop := context.WithCancel(ctx)
@@ -134,46 +161,62 @@ func TestComposeWipe(t *testing.T) {
 	r.verify(w, hedge)
 }
 
-// All containers go away and come back in the reverse order, with each other's
-// addresses (C003, C070).
+// All containers go away and come back in another order, each with another address
+// than before: each must find another's place taken.
 func TestComposeAddressesChange(t *testing.T) {
-	r, c := startCompose(t)
+	r, c := startCompose(t, ComposeConfig{})
 	ctx := within(t, 5*time.Minute)
 	r.deposits(ctx, "addr-", 20)
 	nodes := c.Nodes()
-	for round := range 3 {
-		before := map[string]string{}
+	addresses := func() map[string]string {
+		all := map[string]string{}
 		for _, node := range nodes {
 			ip, err := c.IP(node)
 			must(t, err)
-			before[node] = ip
+			if ip == "" {
+				t.Fatalf("%s has no address", node)
+			}
+			all[node] = ip
 		}
-		must(t, c.Down())
-		nodes[0], nodes[2] = nodes[2], nodes[0]
+		return all
+	}
+	before := addresses()
+	for round := range 3 {
+		var moved []string
 		begin := time.Now()
-		r.up(nodes...)
-		moved := 0
-		for _, node := range nodes {
-			ip, err := c.IP(node)
-			must(t, err)
-			if ip != before[node] {
-				moved++
+		// Docker gives addresses in the order of starts, and promises nothing.
+		for attempt := 0; len(moved) < len(nodes); attempt++ {
+			if attempt == 4 {
+				t.Fatalf("round %d: of %v only %v have other addresses, four times", round, before, moved)
+			}
+			must(t, c.Down())
+			nodes = append(nodes[1:], nodes[0])
+			begin = time.Now()
+			for _, node := range nodes {
+				must(t, c.Start(node))
+			}
+			moved = nil
+			for node, ip := range addresses() {
+				if ip != before[node] {
+					moved = append(moved, node)
+				}
 			}
 		}
-		t.Logf("round %d: %d nodes have other addresses; ready after %v", round, moved, time.Since(begin).Round(time.Millisecond))
+		must(t, AwaitReady(within(t, time.Minute), c, nodes...))
+		after := addresses()
+		t.Logf("round %d: addresses %v, were %v; ready after %v", round, after, before, millis(time.Since(begin)))
+		before = after
 		if again := r.deposit(ctx, "addr-1", "open-addr-1", 100); !again.Replayed {
 			t.Error("a key was forgotten")
 		}
-		status, err := r.links.Status(ctx, nodes[0])
-		must(t, err)
-		must(t, settled(status, nodes, 3))
+		r.awaitSettled(within(t, time.Minute), c.Nodes())
 	}
 	r.audit()
 }
 
-// From three containers to five and back to three under load, then one dies (C059).
+// From three containers to five and back to three under load, then one dies.
 func TestComposeScale(t *testing.T) {
-	r, c := startCompose(t, "n4", "n5")
+	r, c := startCompose(t, ComposeConfig{Extra: []string{"n4", "n5"}})
 	ctx := within(t, 10*time.Minute)
 	w, hedge := r.load(WorkloadConfig{Seed: seed(t), Clients: 4, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond})
 	loading, stop := context.WithCancel(ctx)
@@ -201,22 +244,56 @@ func TestComposeScale(t *testing.T) {
 	r.verify(w, hedge)
 }
 
-// Connections go bad one by one: half and one-way partitions, loss, slow links (C064).
+// Two nodes are in trouble at a time. Wires are not among it: a container that is
+// started again has a fresh one.
+func TestComposeOverlaps(t *testing.T) {
+	r, _ := startCompose(t, ComposeConfig{})
+	random := rand.New(rand.NewPCG(seed(t), 22))
+	steps := PlanPairs(random.Uint64(), r.cluster.Nodes(), []Fault{FaultCut, FaultPause}, []Fault{FaultKill, FaultStorm, FaultPause}, 6, 8*time.Second)
+	r.hurt(WorkloadConfig{Seed: random.Uint64(), Clients: 8, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond}, steps)
+}
+
+// Connections go bad one by one: half and one-way partitions, loss, slow links.
 func TestComposeWires(t *testing.T) {
 	if err := WireTools(); err != nil {
 		t.Skipf("SKIP: %v", err)
 	}
-	r, _ := startCompose(t)
+	r, _ := startCompose(t, ComposeConfig{})
 	random := rand.New(rand.NewPCG(seed(t), 21))
-	steps := Plan(random.Uint64(), r.cluster.Nodes(), []Fault{FaultOneWay, FaultHalf, FaultLoss, FaultSlow}, 16, 15*time.Second)
+	steps := Plan(random.Uint64(), r.cluster.Nodes(), []Fault{FaultOneWay, FaultHalf, FaultLoss, FaultSlow}, 8, 10*time.Second)
 	r.hurt(WorkloadConfig{Seed: random.Uint64(), Clients: 8, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond}, steps)
 }
 
-// Random faults, the network's among them.
+// startWithOwnFaults makes a cluster of containers whose nodes can be made to fail
+// from within, one of them by its disk. It returns these faults; what is not allowed
+// here is left out, by name.
+func startWithOwnFaults(t *testing.T) (*rig, []Fault) {
+	t.Helper()
+	onlyLong(t)
+	binary, err := buildFaults()
+	must(t, err)
+	r, c := startCompose(t, ComposeConfig{Binary: binary, Small: "n2"})
+	faults := []Fault{FaultClock, FaultSlowDisk}
+	if _, err := c.smallFolder(); err != nil {
+		t.Logf("SKIP %s: %v", FaultFullDisk, err)
+		return r, faults
+	}
+	return r, append(faults, FaultFullDisk)
+}
+
+// Clocks step, disks are slow or full, one after the other.
+func TestComposeClocksAndDisks(t *testing.T) {
+	r, kinds := startWithOwnFaults(t)
+	random := rand.New(rand.NewPCG(seed(t), 23))
+	steps := Plan(random.Uint64(), r.cluster.Nodes(), kinds, 2*len(kinds), 4*time.Second)
+	r.hurt(WorkloadConfig{Seed: random.Uint64(), Clients: 8, Accounts: 60, Registers: 10, Think: 50 * time.Millisecond}, steps)
+}
+
+// Random faults, the network's among them, and clocks and disks.
 func TestComposeNemesis(t *testing.T) {
-	r, _ := startCompose(t)
+	r, own := startWithOwnFaults(t)
+	kinds := append([]Fault{FaultKill, FaultPause, FaultCut, FaultStorm, FaultRolling, FaultAll}, own...)
 	random := rand.New(rand.NewPCG(seed(t), 20))
-	steps := Plan(random.Uint64(), r.cluster.Nodes(),
-		[]Fault{FaultKill, FaultPause, FaultCut, FaultStorm, FaultRolling, FaultAll}, 40, 8*time.Second)
+	steps := Plan(random.Uint64(), r.cluster.Nodes(), kinds, 27, 6*time.Second)
 	r.hurt(WorkloadConfig{Seed: random.Uint64(), Clients: 12, Accounts: 60, Registers: 30, Think: 50 * time.Millisecond}, steps)
 }

@@ -4,12 +4,14 @@
 // Go client.
 //
 //   - A [Cluster] is a set of nodes with handles to hurt them. [Process] runs
-//     them as operating system processes on loopback; [Compose] runs them as
+//     them as operating system processes on loopback; [Networked] gives each
+//     process a network namespace of its own in a [LAN]; [Compose] runs them as
 //     containers with docker-compose.
 //   - A [Workload] is a seeded stream of commands of many clients. Each command
 //     has its own key; commands are retried, hedged and abandoned with that key.
 //     It records a [History].
-//   - A [Nemesis] is a seeded schedule of faults. It records what was done when.
+//   - A [Nemesis] is a seeded schedule of faults, one by one or in pairs that
+//     overlap. It records what was done when.
 //   - The checkers judge: every key was executed once and replays verbatim, each
 //     entity is linearizable, money is conserved, the statement equals the
 //     accounts (these in test/check, shared with the simulation), the audit holds

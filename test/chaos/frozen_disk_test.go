@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -15,18 +13,13 @@ import (
 // arm arms a fault point of a running node, or disarms it with the action none.
 func (r *rig) arm(node, point, action string) {
 	r.t.Helper()
-	res, err := http.PostForm("http://"+r.cluster.Addrs(node).HTTP+"/debug/fault", url.Values{"point": {point}, "action": {action}})
-	must(r.t, err)
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		r.t.Fatalf("%s at %s of %s: %s", action, point, node, res.Status)
-	}
+	must(r.t, Arm(r.cluster, node, point, action, 0))
 }
 
 // The disk of a leader freezes: writes to the log hang, or flushes of the shard
 // files, or both. The process goes on, so do its heartbeats, and yet leadership
 // moves; the node says which shards are suspended and why, never answers from its
-// old state, and comes back when the disk answers (C020, C066).
+// old state, and comes back when the disk answers.
 func TestProcessFrozenDisk(t *testing.T) {
 	t.Parallel()
 	binary, err := buildFaults()

@@ -1,7 +1,9 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -64,6 +66,10 @@ func TestMain(m *testing.M) {
 			_, _ = fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		return
+	}
+	if len(os.Args) > 1 && os.Args[1] == "lan" {
+		lanStandIn()
 		return
 	}
 	code := m.Run()
@@ -150,17 +156,29 @@ type rig struct {
 // prepare makes a cluster of processes that does not run yet.
 func prepare(t *testing.T, config ProcessConfig) *rig {
 	t.Helper()
+	config = withDefaults(t, config)
+	p, err := NewProcess(config)
+	must(t, err)
+	return rigOf(t, p, p)
+}
+
+// withDefaults fills in the program and the folder.
+func withDefaults(t *testing.T, config ProcessConfig) ProcessConfig {
+	t.Helper()
 	binary, err := buildNode()
 	must(t, err)
+	config.Binary = cmp.Or(config.Binary, binary)
 	if config.Dir == "" {
 		config.Dir = folder(t)
 	}
-	if config.Binary == "" {
-		config.Binary = binary
-	}
-	p, err := NewProcess(config)
+	return config
+}
+
+func rigOf(t *testing.T, cluster Cluster, process *Process) *rig {
+	t.Helper()
+	binary, err := buildNode()
 	must(t, err)
-	r := &rig{t: t, cluster: p, process: p, cli: CLI{Binary: binary}, side: check.NewHistory()}
+	r := &rig{t: t, cluster: cluster, process: process, cli: CLI{Binary: binary}, side: check.NewHistory()}
 	t.Cleanup(r.close)
 	r.connect()
 	return r
@@ -223,6 +241,33 @@ func (r *rig) addr() string {
 	return strings.Join(endpoints(r.cluster, r.cluster.Nodes()...), ",")
 }
 
+// smallDisk gives a node that does not run yet a disk of its own, in memory. The
+// test is skipped where that is not allowed.
+func (r *rig) smallDisk(node string) {
+	r.t.Helper()
+	if err := r.process.MakeSmall(node, smallDiskSize); err != nil {
+		r.t.Skipf("SKIP: %v", err)
+	}
+}
+
+// ownFaults makes a cluster of processes, before it runs, one whose nodes can be
+// made to fail from within, and one of them by its disk. It returns these faults;
+// what is not allowed here is left out, by name.
+func (r *rig) ownFaults(small string) []Fault {
+	r.t.Helper()
+	binary, err := buildFaults()
+	must(r.t, err)
+	for _, node := range r.cluster.Nodes() {
+		r.process.SetBinary(node, binary)
+	}
+	faults := []Fault{FaultClock, FaultSlowDisk}
+	if err := r.process.MakeSmall(small, smallDiskSize); err != nil {
+		r.t.Logf("SKIP %s: %v", FaultFullDisk, err)
+		return faults
+	}
+	return append(faults, FaultFullDisk)
+}
+
 // audit recounts the cluster and fails the test unless everything is right.
 func (r *rig) audit() AuditReport {
 	r.t.Helper()
@@ -232,6 +277,9 @@ func (r *rig) audit() AuditReport {
 		report, err = r.cli.Audit(ctx, r.addr())
 		if err != nil && !strings.Contains(err.Error(), "has no leader just now") {
 			return &finalError{err}
+		}
+		if err == nil && len(report.Findings) == 0 && len(report.Unreachable) > 0 { // still catching up with what it has missed
+			return fmt.Errorf("replicas on %v could not be compared", report.Unreachable)
 		}
 		return err
 	}))
@@ -296,11 +344,15 @@ func (r *rig) verify(w *Workload, hedge *Hedge) {
 	ops := slices.Concat(r.side.Ops(), w.History().Ops())
 	r.check("hedged pairs", hedge.Differences())
 	r.check("versions", check.Versions(ops))
-	var registers []string
+	var registers, accounts []string
 	for i := range w.config.Registers {
 		registers = append(registers, w.register(i))
 	}
+	for i := range w.config.Accounts {
+		accounts = append(accounts, w.account(i))
+	}
 	r.check("linearizability", check.Linearizable(ops, registers, time.Minute))
+	r.check("linearizability with transfers", check.LinearizableTransfers(w.History().Ops(), accounts, time.Minute))
 	report := r.audit()
 	r.check("conservation", check.Conservation(ops, r.balances(ctx, touched(ops)), r.statement(ctx)))
 	r.t.Logf("operations %d: executed %d, rejected %d, unknown at first %d; calls beyond the first %d, answers replayed %d; audit: keys %d, effects %d, events applied %d",
@@ -345,9 +397,40 @@ func (r *rig) deposits(ctx context.Context, prefix string, n int) map[string]uin
 		}
 		r.side.Add(op)
 	}
-	home, err := r.links.Shards(ctx, r.running()[0], "account")
-	must(r.t, err)
+	var home map[string]uint32
+	must(r.t, eventually(ctx, "shards of accounts", func(ctx context.Context) (err error) { // a leadership may be on its way
+		home, err = r.links.Shards(ctx, r.running()[0], "account")
+		return err
+	}))
 	return home
+}
+
+// each does something n times, many at once; the test ends if one fails.
+func (r *rig) each(n int, do func(i int) error) {
+	r.t.Helper()
+	numbers := make(chan int)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	for range 64 {
+		wg.Go(func() {
+			for i := range numbers {
+				if err := do(i); err != nil {
+					mu.Lock()
+					errs = append(errs, fmt.Errorf("number %d: %w", i, err))
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	for i := range n {
+		numbers <- i
+	}
+	close(numbers)
+	wg.Wait()
+	if len(errs) > 0 {
+		r.t.Fatalf("%d errors, among them: %v", len(errs), errors.Join(errs[:min(5, len(errs))]...))
+	}
 }
 
 // onePerShard chooses an account for each shard.

@@ -52,7 +52,7 @@ func badInputs(t *testing.T) []badInput {
 		{"missing id", "INVALID", "id", request(func(r *writv1.SubmitRequest) { r.Entity.Id = "" })},
 		{"missing entity", "INVALID", "", request(func(r *writv1.SubmitRequest) { r.Entity = nil })},
 		{"missing key", "INVALID", "key", request(func(r *writv1.SubmitRequest) { r.IdempotencyKey = "" })},
-		{"256-byte key", "INVALID", "255", request(func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 256) })},
+		{"256-byte key", "TOO_LARGE", "255", request(func(r *writv1.SubmitRequest) { r.IdempotencyKey = strings.Repeat("k", 256) })},
 		{"missing command", "INVALID", "command", request(func(r *writv1.SubmitRequest) { r.Command = nil })},
 		{"unknown field", "INVALID", "99", request(func(r *writv1.SubmitRequest) { r.Command = packed(t, deposit, unknownField...) })},
 		{"broken bytes", "INVALID", "", request(func(r *writv1.SubmitRequest) { r.Command = packed(t, deposit, 0xff, 0xff) })},
@@ -66,7 +66,7 @@ func badInputs(t *testing.T) []badInput {
 	}
 }
 
-// Bad input over gRPC gets a clear error and changes nothing (C081).
+// Bad input over gRPC gets a clear error and changes nothing.
 func TestProcessBadInput(t *testing.T) {
 	t.Parallel()
 	r := start(t, ProcessConfig{Nodes: []string{"n1"}})

@@ -39,6 +39,14 @@ const (
 	FaultLoss Fault = "datagram loss"
 	// FaultSlow: a node's link is slow.
 	FaultSlow Fault = "slow link"
+	// The following are a node's own; the nodes must have fault points, for the last
+	// one a small disk.
+	// FaultClock: a node's clock is set forward and back.
+	FaultClock Fault = "clock steps"
+	// FaultSlowDisk: each write and each flush of a node takes long.
+	FaultSlowDisk Fault = "slow disk"
+	// FaultFullDisk: the disk of the node with the small one is full.
+	FaultFullDisk Fault = "full disk"
 )
 
 // Step is one planned fault.
@@ -49,6 +57,10 @@ type Step struct {
 	After, Hold time.Duration
 	// Seed chooses what is random within it.
 	Seed uint64
+	// Second is a fault of another node that begins before this one is undone, its
+	// After behind this one's beginning, and may outlast it. One of the two may spoil
+	// wires, not both: wires are mended together.
+	Second *Step
 }
 
 // Plan is a seeded schedule of n faults out of the given kinds: each kind comes
@@ -67,6 +79,21 @@ func Plan(seed uint64, nodes []string, kinds []Fault, n int, hold time.Duration)
 			Seed: random.Uint64(),
 		})
 		order = order[1:]
+	}
+	return steps
+}
+
+// PlanPairs is a seeded schedule of n pairs of faults that overlap in time on
+// different nodes, the first out of firsts, the second out of seconds.
+func PlanPairs(seed uint64, nodes []string, firsts, seconds []Fault, n int, hold time.Duration) []Step {
+	steps, others := Plan(seed, nodes, firsts, n, hold), Plan(seed+1, nodes, seconds, n, hold)
+	for i := range steps {
+		first, second := &steps[i], &others[i]
+		if second.Node == first.Node {
+			second.Node = nodes[(slices.Index(nodes, first.Node)+1)%len(nodes)]
+		}
+		second.After %= first.Hold/2 + 1
+		first.Second = second
 	}
 	return steps
 }
@@ -103,13 +130,35 @@ func (n *Nemesis) Run(ctx context.Context) error {
 		if pause(ctx, step.After); ctx.Err() != nil {
 			break
 		}
-		if err := n.do(context.WithoutCancel(ctx), step); err != nil {
+		if err := n.step(context.WithoutCancel(ctx), step); err != nil {
 			n.note("%s: %v", step.Fault, err)
 			return fmt.Errorf("%s %s: %w", step.Fault, step.Node, err)
 		}
 		n.counts[step.Fault]++
+		if step.Second != nil {
+			n.counts[step.Second.Fault]++
+		}
 	}
 	return errors.Join(n.wrong...)
+}
+
+// step does a step's harm, undoes it, and waits until all nodes are ready.
+func (n *Nemesis) step(ctx context.Context, s Step) error {
+	var wg sync.WaitGroup
+	var errSecond error
+	if second := s.Second; second != nil {
+		n.note("two at once: %s of %s, and %v later %s of %s", s.Fault, s.Node, second.After.Round(time.Millisecond), second.Fault, second.Node)
+		wg.Go(func() {
+			pause(ctx, second.After)
+			errSecond = n.do(ctx, *second)
+		})
+	}
+	err := n.do(ctx, s)
+	wg.Wait()
+	if err := errors.Join(err, errSecond); err != nil {
+		return err
+	}
+	return n.whole(ctx)
 }
 
 func (n *Nemesis) do(ctx context.Context, s Step) error {
@@ -133,6 +182,12 @@ func (n *Nemesis) do(ctx context.Context, s Step) error {
 		return n.rolling(ctx, random)
 	case FaultAll:
 		return n.all(ctx, s, random)
+	case FaultClock:
+		return n.clock(ctx, s, random)
+	case FaultSlowDisk:
+		return n.slowDisk(ctx, s, random)
+	case FaultFullDisk:
+		return n.fullDisk(ctx, s, random)
 	}
 	return fmt.Errorf("unknown fault %q", s.Fault)
 }
@@ -143,27 +198,29 @@ func (n *Nemesis) kill(ctx context.Context, s Step) error {
 	}
 	n.note("killed %s", s.Node)
 	pause(ctx, s.Hold)
-	return n.revive(ctx, s.Node)
+	return n.revive(s.Node)
 }
 
-func (n *Nemesis) revive(ctx context.Context, nodes ...string) error {
+func (n *Nemesis) revive(nodes ...string) error {
 	for _, node := range nodes {
 		if err := n.Cluster.Start(node); err != nil {
 			return err
 		}
 	}
-	begin := time.Now()
-	if err := n.ready(ctx); err != nil {
-		return err
-	}
-	n.note("started %s, all ready after %v", strings.Join(nodes, ", "), time.Since(begin).Round(time.Millisecond))
+	n.note("started %s", strings.Join(nodes, ", "))
 	return nil
 }
 
-func (n *Nemesis) ready(ctx context.Context) error {
+// whole waits until all nodes are ready.
+func (n *Nemesis) whole(ctx context.Context) error {
+	begin := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, n.Ready)
 	defer cancel()
-	return AwaitReady(ctx, n.Cluster, n.Cluster.Nodes()...)
+	if err := AwaitReady(ctx, n.Cluster, n.Cluster.Nodes()...); err != nil {
+		return err
+	}
+	n.note("all ready after %v", time.Since(begin).Round(time.Millisecond))
+	return nil
 }
 
 func (n *Nemesis) hold(ctx context.Context, s Step, what string, do, undo func(string) error) error {
@@ -175,11 +232,7 @@ func (n *Nemesis) hold(ctx context.Context, s Step, what string, do, undo func(s
 	if err := undo(s.Node); err != nil {
 		return err
 	}
-	begin := time.Now()
-	if err := n.ready(ctx); err != nil {
-		return err
-	}
-	n.note("let %s go on, all ready after %v", s.Node, time.Since(begin).Round(time.Millisecond))
+	n.note("let %s go on", s.Node)
 	return nil
 }
 
@@ -200,8 +253,12 @@ func (n *Nemesis) wire(ctx context.Context, s Step) error {
 		case FaultLoss:
 			return w.Lose(node)
 		case FaultSlow:
-			return w.Throttle(node)
-		case FaultKill, FaultPause, FaultStorm, FaultRolling, FaultAll, FaultCut:
+			how, err := w.Throttle(node)
+			if err == nil {
+				n.note("slow: %s", how)
+			}
+			return err
+		case FaultKill, FaultPause, FaultStorm, FaultRolling, FaultAll, FaultCut, FaultClock, FaultSlowDisk, FaultFullDisk:
 		}
 		return fmt.Errorf("%s does not spoil a wire", s.Fault)
 	}
@@ -223,7 +280,7 @@ func (n *Nemesis) storm(ctx context.Context, s Step, random *rand.Rand) error {
 	if err := n.Cluster.Kill(s.Node); err != nil {
 		return err
 	}
-	return n.revive(ctx, s.Node)
+	return n.revive(s.Node)
 }
 
 func (n *Nemesis) rolling(ctx context.Context, random *rand.Rand) error {
@@ -239,7 +296,10 @@ func (n *Nemesis) rolling(ctx context.Context, random *rand.Rand) error {
 		if code != 0 {
 			n.wrong = append(n.wrong, fmt.Errorf("%s ended with exit code %d after %v: %s", nodes[i], code, took, n.Cluster.Logs(nodes[i], 1)))
 		}
-		if err := n.revive(ctx, nodes[i]); err != nil {
+		if err := n.revive(nodes[i]); err != nil {
+			return err
+		}
+		if err := n.whole(ctx); err != nil {
 			return err
 		}
 	}
@@ -256,7 +316,7 @@ func (n *Nemesis) all(ctx context.Context, s Step, random *rand.Rand) error {
 	n.note("killed all nodes")
 	pause(ctx, s.Hold/4)
 	random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-	return n.revive(ctx, nodes...)
+	return n.revive(nodes...)
 }
 
 func (n *Nemesis) note(format string, args ...any) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +30,28 @@ func TestPlanIsSeeded(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[Fault]int{FaultKill: 10, FaultPause: 10, FaultStorm: 10}, seen); diff != "" {
 		t.Errorf("kinds do not come up evenly:\n%s", diff)
+	}
+}
+
+func TestPlanPairs(t *testing.T) {
+	nodes := []string{"n1", "n2", "n3"}
+	firsts, seconds := []Fault{FaultSlow, FaultHalf}, []Fault{FaultKill, FaultPause, FaultStorm}
+	a := PlanPairs(7, nodes, firsts, seconds, 60, time.Second)
+	if diff := cmp.Diff(a, PlanPairs(7, nodes, firsts, seconds, 60, time.Second)); diff != "" {
+		t.Errorf("one seed, two plans:\n%s", diff)
+	}
+	pairs := map[[2]Fault]int{}
+	for _, s := range a {
+		pairs[[2]Fault{s.Fault, s.Second.Fault}]++
+		if s.Second.Node == s.Node {
+			t.Errorf("both on one node: %+v, %+v", s, s.Second)
+		}
+		if s.Second.After >= s.Hold {
+			t.Errorf("the second begins %v later, when the first is over: %v", s.Second.After, s.Hold)
+		}
+	}
+	if len(pairs) != 6 {
+		t.Errorf("not every fault meets every other one: %v", pairs)
 	}
 }
 
@@ -101,6 +124,32 @@ func TestNemesisHealsWhatItHurts(t *testing.T) {
 		if n.Faults()[fault] != 1 || n.Report() == "" {
 			t.Errorf("%s is not in the report: %v, %q", fault, n.Faults(), n.Report())
 		}
+	}
+}
+
+// The second fault begins before the first is healed, and all is healed in the end.
+func TestNemesisOverlaps(t *testing.T) {
+	f := newFake(t)
+	n := &Nemesis{Cluster: f, Steps: []Step{{
+		Fault: FaultPause, Node: "a", Hold: 100 * time.Millisecond,
+		Second: &Step{Fault: FaultKill, Node: "b", Hold: 200 * time.Millisecond},
+	}}}
+	must(t, n.Run(t.Context()))
+	begun := slices.Clone(f.log[:2])
+	slices.Sort(begun) // they begin at once
+	if diff := cmp.Diff([]string{"kill b", "pause a", "resume a", "start b"}, append(begun, f.log[2:]...)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[Fault]int{FaultPause: 1, FaultKill: 1}, n.Faults()); diff != "" {
+		t.Error(diff)
+	}
+	for _, want := range []string{"two at once", "killed b", "froze a", "let a go on", "started b", "all ready"} {
+		if !strings.Contains(n.Report(), want) {
+			t.Errorf("no %q in the report:\n%s", want, n.Report())
+		}
+	}
+	if strings.Count(n.Report(), "all ready") != 1 {
+		t.Errorf("readiness was asked for before both were healed:\n%s", n.Report())
 	}
 }
 

@@ -1,12 +1,9 @@
 package chaos
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -229,15 +226,7 @@ func (o *outage) want() uint64 {
 func (o *outage) sent(ctx context.Context) (rows float64) {
 	o.t.Helper()
 	for _, node := range o.cluster.Nodes() {
-		_, text := get(ctx, o.cluster.Addrs(node).HTTP, "/metrics")
-		lines := bufio.NewScanner(strings.NewReader(text))
-		for lines.Scan() {
-			if value, ok := strings.CutPrefix(lines.Text(), "writ_rows_sent_total "); ok {
-				n, err := strconv.ParseFloat(value, 64)
-				must(o.t, err)
-				rows += n
-			}
-		}
+		rows += o.metric(ctx, node, "writ_rows_sent_total")
 	}
 	return rows
 }

@@ -33,7 +33,7 @@ func (p *Ports) Take(n int) ([]int, error) {
 	var ports []int
 	for range 100 * n {
 		port := portFirst + rand.IntN(portLast-portFirst+1)
-		lock, err := lockPort(dir, port)
+		lock, err := lockNumber(dir, port)
 		if err != nil {
 			return nil, err
 		}
@@ -62,11 +62,11 @@ func (p *Ports) Release() error {
 	return errors.Join(errs...)
 }
 
-// lockPort returns nil if another process holds the port.
-func lockPort(dir string, port int) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(port)), os.O_CREATE|os.O_RDWR, 0o666)
+// lockNumber returns nil if another process, or this one, holds the number.
+func lockNumber(dir string, number int) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(number)), os.O_CREATE|os.O_RDWR, 0o666)
 	if err != nil {
-		return nil, fmt.Errorf("port lock: %w", err)
+		return nil, fmt.Errorf("lock: %w", err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()

@@ -70,9 +70,7 @@ func (p *Probe) Executed() int {
 // Pause is the longest time without an answer around or after the moment: from
 // one answer, or the moment itself, to the next.
 func (p *Probe) Pause(from time.Time) time.Duration {
-	p.mu.Lock()
-	since := from.Sub(p.epoch)
-	p.mu.Unlock()
+	since := p.At(from)
 	last, longest := since, time.Duration(0)
 	for _, op := range p.Ops() {
 		if op.Answer.Verdict != Executed || op.Return < since {
@@ -87,15 +85,41 @@ func (p *Probe) Pause(from time.Time) time.Duration {
 // First is how long after the moment the first command was answered that was
 // still on its way then or sent later; ok is false if none was.
 func (p *Probe) First(from time.Time) (took time.Duration, ok bool) {
-	p.mu.Lock()
-	since := from.Sub(p.epoch)
-	p.mu.Unlock()
+	since := p.At(from)
 	for _, op := range p.Ops() {
 		if op.Answer.Verdict == Executed && op.Return >= since {
 			return op.Return - since, true
 		}
 	}
 	return 0, false
+}
+
+// At is a moment as operations have it.
+func (p *Probe) At(t time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return t.Sub(p.epoch)
+}
+
+// Between are the calls that were on their way at the first moment, or begun from
+// then on and before the second.
+func (p *Probe) Between(from, to time.Time) []Op {
+	first, last := p.At(from), p.At(to)
+	var ops []Op
+	for _, op := range p.Ops() {
+		if op.Return >= first && op.Call < last {
+			ops = append(ops, op)
+		}
+	}
+	return ops
+}
+
+// Past reports whether a call that began at the moment or later has its answer:
+// then all earlier ones have theirs.
+func (p *Probe) Past(at time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.history) > 0 && p.history[len(p.history)-1].Call >= at.Sub(p.epoch)
 }
 
 // Slowest is the longest that one command took.

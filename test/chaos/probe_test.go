@@ -29,6 +29,12 @@ func TestProbeMeasuresPauses(t *testing.T) {
 	if _, ok := p.First(p.epoch.Add(96)); ok {
 		t.Error("an answer after the last one")
 	}
+	if ops := p.Between(p.epoch.Add(15), p.epoch.Add(60)); len(ops) != 2 || ops[0].Call != 10 || ops[1].Call != 20 {
+		t.Errorf("between 15 and 60: %+v", ops)
+	}
+	if !p.Past(p.epoch.Add(90)) || p.Past(p.epoch.Add(91)) {
+		t.Error("the last answer is that of the call at 90")
+	}
 	if p.Executed() != 4 || p.Slowest() != 40 {
 		t.Errorf("executed %d, slowest %d", p.Executed(), p.Slowest())
 	}

@@ -31,9 +31,11 @@ type ProcessConfig struct {
 	Cluster string
 	// Args are added to every node's command line.
 	Args []string
+	// LAN is the network that the nodes have seats in; nil: they are all on loopback.
+	LAN *LAN
 }
 
-// Process is a cluster of processes on loopback. It implements [Cluster].
+// Process is a cluster of processes. It implements [Cluster].
 type Process struct {
 	config ProcessConfig
 	ports  Ports
@@ -41,12 +43,14 @@ type Process struct {
 	mu    sync.Mutex
 	nodes map[string]*child
 	order []string
+	small string // the node with a small disk
 }
 
 // child is one node; its fields are guarded by Process.mu.
 type child struct {
 	name, dir, log string
 	addrs          Addrs
+	seat           *Seat // nil on loopback
 	args           []string
 	// binary is the program; empty: the cluster's.
 	binary string
@@ -105,7 +109,7 @@ func (p *Process) Remove(name string) {
 	p.order = slices.DeleteFunc(p.order, func(n string) bool { return n == name })
 }
 
-// SetArgs replaces what the node's command line has beside its addresses.
+// SetArgs replaces the node's arguments other than its addresses.
 func (p *Process) SetArgs(name string, args ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,6 +122,13 @@ func (p *Process) SetBinary(name, binary string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.nodes[name].binary = binary
+}
+
+// SetEnv gives a node other variables than the test's own, from its next start on.
+func (p *Process) SetEnv(name string, env ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.nodes[name].env = env
 }
 
 // SetDir gives a node another data folder.
@@ -137,18 +148,29 @@ func (p *Process) add(name string) error {
 	if p.nodes[name] != nil {
 		return fmt.Errorf("node %s exists", name)
 	}
-	ports, err := p.ports.Take(4)
-	if err != nil {
+	n := &child{name: name, dir: filepath.Join(p.config.Dir, name), log: filepath.Join(p.config.Dir, name+".log")}
+	if err := p.place(n); err != nil {
 		return err
-	}
-	at := func(i int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i])) }
-	n := &child{
-		name: name, dir: filepath.Join(p.config.Dir, name), log: filepath.Join(p.config.Dir, name+".log"),
-		addrs: Addrs{GRPC: at(0), HTTP: at(1), Gossip: at(2), Raft: at(3)},
 	}
 	n.args = append(n.base(p.config), p.config.Args...)
 	p.nodes[name] = n
 	p.order = append(p.order, name)
+	return nil
+}
+
+// place gives a node its addresses, in a LAN with a seat.
+func (p *Process) place(n *child) (err error) {
+	ip, ports := "127.0.0.1", []int{7400, 7401, 7402, 7403}
+	if p.config.LAN != nil {
+		if n.seat, err = p.config.LAN.Seat(); err != nil {
+			return err
+		}
+		ip = n.seat.IP
+	} else if ports, err = p.ports.Take(len(ports)); err != nil {
+		return err
+	}
+	at := func(i int) string { return net.JoinHostPort(ip, strconv.Itoa(ports[i])) }
+	n.addrs = Addrs{GRPC: at(0), HTTP: at(1), Gossip: at(2), Raft: at(3)}
 	return nil
 }
 
@@ -191,6 +213,7 @@ func (p *Process) SwapAddrs(a, b string) {
 		n.args = n.args[len(n.base(p.config)):]
 	}
 	x.addrs, y.addrs = y.addrs, x.addrs
+	x.seat, y.seat = y.seat, x.seat
 	for _, n := range []*child{x, y} {
 		n.args = append(n.base(p.config), n.args...)
 	}
@@ -202,6 +225,25 @@ func (p *Process) Dir(node string) string {
 	defer p.mu.Unlock()
 	return p.nodes[node].dir
 }
+
+// MakeSmall gives a node that does not run yet a disk of its own, in memory, of the
+// size that mount understands.
+func (p *Process) MakeSmall(node, size string) error {
+	if err := mountDisk(p.Dir(node), size); err != nil {
+		return err
+	}
+	p.small = node
+	return nil
+}
+
+// SmallDisk implements [Disk].
+func (p *Process) SmallDisk() string { return p.small }
+
+// Fill implements [Disk].
+func (p *Process) Fill(left uint64) error { return fillDisk(p.Dir(p.small), left) }
+
+// Empty implements [Disk].
+func (p *Process) Empty() error { return emptyDisk(p.Dir(p.small)) }
 
 // Running implements [View].
 func (p *Process) Running(node string) bool {
@@ -242,7 +284,11 @@ func (n *child) start(binary string) error {
 		return fmt.Errorf("log of %s: %w", n.name, err)
 	}
 	note(output, "start", strings.Join(n.args, " "))
-	cmd := exec.Command(binary, n.args...)
+	line := append([]string{binary}, n.args...)
+	if n.seat != nil {
+		line = append(inNetwork(n.seat.space.pid()), line...)
+	}
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = childAttributes()
 	cmd.Env = append(os.Environ(), n.env...)
@@ -392,7 +438,13 @@ func (p *Process) Close() error {
 	for _, node := range p.Nodes() {
 		errs = append(errs, p.Kill(node))
 	}
+	if p.small != "" {
+		errs = append(errs, unmountDisk(p.Dir(p.small)))
+	}
 	return errors.Join(append(errs, p.ports.Release())...)
 }
 
-var _ Cluster = (*Process)(nil)
+var (
+	_ Cluster = (*Process)(nil)
+	_ Disk    = (*Process)(nil)
+)

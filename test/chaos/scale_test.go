@@ -65,7 +65,7 @@ func (r *rig) awaitSettled(ctx context.Context, nodes []string) {
 }
 
 // From three nodes to five and back to three under load; then one of the three
-// dies and nobody notices (C040, C059).
+// dies and nobody notices.
 func TestProcessScale(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(seed(t), 12))
@@ -143,7 +143,12 @@ func (r *rig) again(ctx context.Context, account, key string, amount int64) Answ
 // retries, hedges and lost answers; all checkers at the end.
 func TestProcessNemesis(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed(t), 14))
-	r := start(t, ProcessConfig{})
+	kinds := []Fault{FaultKill, FaultPause, FaultStorm, FaultRolling, FaultAll}
+	r := prepare(t, ProcessConfig{Args: []string{"--free-min-mb", lowDiskMB}})
+	if long() {
+		kinds = append(kinds, r.ownFaults("n2")...)
+	}
+	r.up(r.cluster.Nodes()...)
 	ctx := within(t, pick(4*time.Minute, 90*time.Minute))
 	w, hedge := r.load(WorkloadConfig{
 		Seed: random.Uint64(), Clients: pick(8, 16), Accounts: 60, Registers: pick(8, 40), Think: pick(10*time.Millisecond, 40*time.Millisecond),
@@ -152,7 +157,7 @@ func TestProcessNemesis(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { w.Run(loading) })
 	n := &Nemesis{Cluster: r.cluster, Steps: Plan(random.Uint64(), r.cluster.Nodes(),
-		[]Fault{FaultKill, FaultPause, FaultStorm, FaultRolling, FaultAll}, pick(5, 200), pick(1500*time.Millisecond, 8*time.Second))}
+		kinds, pick(5, 64), pick(1500*time.Millisecond, 6*time.Second))}
 	err := n.Run(ctx)
 	stop()
 	wg.Wait()

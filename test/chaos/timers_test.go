@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
@@ -34,7 +33,7 @@ type alarms struct {
 // the nodes.
 func TestProcessTimers(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed(t), 31))
-	r := start(t, ProcessConfig{Binary: buildAlarm(t)})
+	r := start(t, ProcessConfig{Binary: buildAlarm(t, "")})
 	a := &alarms{rig: r, entities: pick(200, 10_000), span: pick(12*time.Second, 75*time.Second)}
 	ctx := within(t, 10*time.Minute)
 	began := time.Now()
@@ -69,11 +68,11 @@ func TestProcessTimers(t *testing.T) {
 	}
 }
 
-// buildAlarm builds the node with the kind that has timers.
-func buildAlarm(t *testing.T) string {
+// buildAlarm builds the node with the kind that has timers, with a build tag.
+func buildAlarm(t *testing.T, tag string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "alarm")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path, "writ/test/chaos/alarm").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", tag, "-o", path, "writ/test/chaos/alarm").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v: %s", err, out)
 	}
 	return path
@@ -82,29 +81,7 @@ func buildAlarm(t *testing.T) string {
 // each does something for every entity, many at once.
 func (a *alarms) each(do func(id string) error) {
 	a.rig.t.Helper()
-	ids := make(chan string)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var errs []error
-	for range 64 {
-		wg.Go(func() {
-			for id := range ids {
-				if err := do(id); err != nil {
-					mu.Lock()
-					errs = append(errs, fmt.Errorf("alarm %s: %w", id, err))
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	for i := range a.entities {
-		ids <- fmt.Sprint(i)
-	}
-	close(ids)
-	wg.Wait()
-	if len(errs) > 0 {
-		a.rig.t.Fatalf("%d errors, among them: %v", len(errs), errors.Join(errs[:min(5, len(errs))]...))
-	}
+	a.rig.each(a.entities, func(i int) error { return do(fmt.Sprint(i)) })
 }
 
 // set spreads each entity's timers evenly over the span, from a random time on.
@@ -178,6 +155,16 @@ func (a *alarms) killLeader(ctx context.Context) {
 // fired waits until all timers have fired; the result is how late each was.
 func (a *alarms) fired(ctx context.Context) (late []time.Duration) {
 	a.rig.t.Helper()
+	for _, each := range a.firedBy(ctx) {
+		late = append(late, each...)
+	}
+	return late
+}
+
+// firedBy is the same by alarm.
+func (a *alarms) firedBy(ctx context.Context) map[string][]time.Duration {
+	a.rig.t.Helper()
+	late := map[string][]time.Duration{}
 	var mu sync.Mutex
 	a.each(func(id string) error {
 		// A setting and one record for each timer.
@@ -195,7 +182,7 @@ func (a *alarms) fired(ctx context.Context) (late []time.Duration) {
 			if n := len(times.GetListValue().GetValues()); n != 1 {
 				return fmt.Errorf("timer %s fired %d times", name, n)
 			}
-			late = append(late, time.Duration(times.GetListValue().GetValues()[0].GetNumberValue())*time.Microsecond)
+			late[id] = append(late[id], time.Duration(times.GetListValue().GetValues()[0].GetNumberValue())*time.Microsecond)
 		}
 		return nil
 	})

@@ -159,7 +159,7 @@ func (r *rig) replayed(files []string, lines int) {
 	}
 }
 
-// Every node in turn is killed under a file of transfers (C002, C010, C015).
+// Every node in turn is killed under a file of transfers.
 func TestProcessTransfersUnderKills(t *testing.T) {
 	transfersUnderKills(start(t, ProcessConfig{}))
 }

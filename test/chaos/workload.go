@@ -14,7 +14,7 @@ import (
 type WorkloadConfig struct {
 	Seed    uint64
 	Clients int
-	// Accounts take deposits, withdrawals and transfers between them.
+	// Accounts take deposits, withdrawals, reads and transfers between them.
 	Accounts int
 	// Registers are accounts without transfers: every operation on them is a
 	// client's, so their histories can be checked for linearizability.
@@ -133,10 +133,12 @@ func (w *Workload) next(random *rand.Rand, client, n int) Op {
 	}
 	op.Account = w.account(i)
 	switch roll := random.IntN(10); {
-	case roll < 4:
+	case roll < 3:
 		op.Action = Deposit
-	case roll < 5:
+	case roll < 4:
 		op.Action = Withdraw
+	case roll < 5:
+		op.Action, op.Key, op.Amount = Read, "", 0
 	case w.config.Accounts > 1:
 		op.Action = Transfer
 		op.To = w.account((i + 1 + random.IntN(w.config.Accounts-1)) % w.config.Accounts)

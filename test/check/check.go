@@ -37,7 +37,7 @@ func (f *findings) err() error {
 
 // Replays compares the history with the answers that the same commands got
 // when they were all sent once more: each must be a replay, equal to the first
-// answer. It must see the history before Resolve.
+// answer. Call it before Resolve changes the history.
 func Replays(ops []Op, again map[string]Answer) error {
 	var f findings
 	for _, op := range ops {

@@ -7,6 +7,9 @@
 //   - [Versions]: no version of an entity was decided twice;
 //   - [Linearizable]: an order of each register's operations explains every
 //     answer (porcupine);
+//   - [LinearizableTransfers]: the same of accounts with transfers between them,
+//     whose events come unseen;
+//   - [Order]: each consumer took what its sources numbered once and in order;
 //   - [Conservation]: every balance is what was executed, the statement has
 //     every posting once.
 //

@@ -15,6 +15,10 @@ const (
 	Drained Victim = "drained"
 	// Idle: any node, while keys expire.
 	Idle Victim = "idle"
+	// Mover: the leader of a shard of which a replica moves to another node.
+	Mover Victim = "mover"
+	// Filled: a node that has lost its disk and gets shard files from the leaders.
+	Filled Victim = "filled"
 	// Child: a process that works on a shard file and nothing else.
 	Child Victim = "child"
 )
@@ -66,9 +70,13 @@ func Cases() []Case {
 		{fault.BeforeFlush, Source, "before a flush", outcomes(Fails, Yields)},
 		{fault.AfterFlush, Source, "behind a flush", outcomes(Fails, Yields)},
 		{fault.Move, Drained, "while leadership is handed over", outcomes(GoesOn, Hangs)},
+		{fault.AddReplica, Mover, "before a learner is added", outcomes(GoesOn, Hangs)},
+		{fault.PromoteReplica, Mover, "before a learner gets its vote", outcomes(GoesOn, Hangs)},
+		{fault.RemoveReplica, Mover, "before a replica is taken out", outcomes(GoesOn, Hangs)},
 		{fault.LeaseLoss, Drained, "between the loss of leadership and the end of the lease", outcomes(GoesOn, Yields)},
 		{fault.Expiry, Idle, "while keys are forgotten", outcomes(Fails, Yields)},
 		{fault.Snapshot, Child, "while a shard file is copied", outcomes(Refuses, Hangs)},
+		{fault.Receive, Filled, "while a shard file comes in", outcomes(GoesOn, Hangs)},
 		{fault.Restore, Child, "before a received file is swapped in", outcomes(Refuses, Hangs)},
 		{fault.Restored, Child, "after a received file was swapped in", outcomes(GoesOn, Hangs)},
 	}

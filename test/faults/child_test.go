@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -29,7 +30,11 @@ import (
 	"writ/test/faults"
 )
 
-const childDir = "WRIT_FAULTS_CHILD"
+const (
+	childDir = "WRIT_FAULTS_CHILD"
+	// childLoop has the child swap in the files of two senders, over and over.
+	childLoop = "WRIT_FAULTS_LOOP"
+)
 
 // TestChild is the process that is harmed: it copies one shard file and swaps it in
 // for another.
@@ -40,10 +45,19 @@ func TestChild(t *testing.T) {
 	}
 	go func() { // what hangs hangs until the parent says so
 		_, _ = io.Copy(io.Discard, os.Stdin)
-		point, _, _ := strings.Cut(os.Getenv(fault.Variable), "=")
-		req := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/?action=none&point="+point, nil)
-		fault.Handler().ServeHTTP(httptest.NewRecorder(), req)
+		point, _, armed := strings.Cut(os.Getenv(fault.Variable), "=")
+		if !armed {
+			return
+		}
+		req := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/debug/fault?action=none&point="+point, nil)
+		answer := httptest.NewRecorder()
+		if fault.Handler().ServeHTTP(answer, req); answer.Code != http.StatusOK {
+			panic("the point is not disarmed: " + answer.Body.String()) // ends the child, which would hang
+		}
 	}()
+	if os.Getenv(childLoop) != "" {
+		swapForEver(t, dir)
+	}
 	from, err := persistence.Open(storeConfig(dir, "from", 1))
 	if err != nil {
 		t.Fatal(err)
@@ -59,6 +73,102 @@ func TestChild(t *testing.T) {
 	if err = errors.Join(err, from.Close(), to.Close()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// swapForEver swaps the files of two senders in, one after the other, until it is
+// killed. It says so when it has swapped once.
+func swapForEver(t *testing.T, dir string) {
+	t.Helper()
+	var stores []*persistence.Store
+	for i, name := range []string{"short", "long", "to"} {
+		s, err := persistence.Open(storeConfig(dir, name, uint64(i+1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		stores = append(stores, s)
+	}
+	for n := 0; ; n++ {
+		path, _, err := stores[n%2].CopyFile(dir)
+		if err == nil {
+			err = stores[2].Replace(path)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			_, _ = fmt.Fprintln(os.Stderr, swapping)
+		}
+	}
+}
+
+const swapping = "swapping"
+
+// A process that is killed at any moment while it copies shard files and swaps them
+// in leaves the senders as they were, and the receiver with the one file or the other,
+// whole: content and index are one. The same receiver is killed a hundred times.
+func TestKilledWhileFilesAreSwapped(t *testing.T) {
+	const kills, short, long = 100, 20, 300
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 34))
+	dir := t.TempDir()
+	fill(t, storeConfig(dir, "short", 1), short)
+	fill(t, storeConfig(dir, "long", 2), long)
+	fill(t, storeConfig(dir, "to", 3), short)
+	stands := map[uint64]int{}
+	for range kills {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChild$")
+		cmd.Env = append(os.Environ(), childDir+"="+dir, childLoop+"=1")
+		output := &watched{text: swapping, seen: make(chan struct{})}
+		cmd.Stdout, cmd.Stderr = output, output
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-output.seen:
+		case <-time.After(time.Minute):
+			t.Error("the child does not swap")
+		}
+		<-time.After(time.Duration(random.IntN(30_000)) * time.Microsecond)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); cmd.ProcessState.Exited() {
+			t.Fatalf("the child has ended by itself: %v\n%s", err, output.String())
+		}
+		to := storeConfig(dir, "to", 3)
+		n := indexOf(t, to)
+		if n != short && n != long {
+			t.Fatalf("the receiver stands at %d: neither file", n)
+		}
+		stands[n]++
+		wantStore(t, to, n)
+		wantStore(t, storeConfig(dir, "short", 1), short)
+		wantStore(t, storeConfig(dir, "long", 2), long)
+		left, err := filepath.Glob(filepath.Join(dir, "*.copy"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range left { // a replica does so at its start
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Logf("%d kills; the receiver stood at %v", kills, stands)
+	if stands[short] == 0 || stands[long] == 0 {
+		t.Errorf("the kills met one file only: %v", stands)
+	}
+}
+
+func indexOf(t *testing.T, cfg persistence.Config) uint64 {
+	t.Helper()
+	s, err := persistence.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	return s.Meta().GetIndex()
 }
 
 // Harm while a shard file is copied or swapped in leaves the sender as it was, and

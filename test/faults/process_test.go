@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,12 @@ type town struct {
 
 func newTown(t *testing.T, args ...string) *town {
 	t.Helper()
+	return newTownOf(t, nil, args...)
+}
+
+// newTownOf is a town with the given nodes; three by default.
+func newTownOf(t *testing.T, names []string, args ...string) *town {
+	t.Helper()
 	dir := t.TempDir()
 	binary := filepath.Join(dir, "node")
 	build := exec.CommandContext(t.Context(), "go", "build", "-tags", "faults", "-o", binary, "./cmd/node")
@@ -46,7 +53,7 @@ func newTown(t *testing.T, args ...string) *town {
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, output)
 	}
-	nodes, err := chaos.NewProcess(chaos.ProcessConfig{Binary: binary, Dir: dir, Cluster: "faults", Args: args})
+	nodes, err := chaos.NewProcess(chaos.ProcessConfig{Binary: binary, Dir: dir, Nodes: names, Cluster: "faults", Args: args})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +103,10 @@ func (w *town) addrs() string {
 	return strings.Join(all, ",")
 }
 
+func shardOf(account string) uint32 {
+	return sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})
+}
+
 func (w *town) leader(account string) string {
 	w.t.Helper()
 	ctx, cancel := w.within()
@@ -104,7 +115,7 @@ func (w *town) leader(account string) string {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return leaders[sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})]
+	return leaders[shardOf(account)]
 }
 
 // awaitYield waits until the others agree that one of them leads an account's shard.
@@ -112,7 +123,7 @@ func (w *town) awaitYield(victim, account string) {
 	w.t.Helper()
 	ctx, cancel := w.within()
 	defer cancel()
-	shard := sharding.Locate(shards, entity.Ref{Tenant: "default", Kind: "account", ID: account})
+	shard := shardOf(account)
 	for last := ""; ; {
 		leaders := map[string]bool{}
 		for _, n := range w.nodes.Nodes() {
@@ -316,9 +327,14 @@ func command(account, key, body string) string {
 // every command with its key, and then wants each to have taken effect once:
 // balances, the audit of all keys, lanes and replicas, and replays of all commands.
 func TestPoints(t *testing.T) {
-	w := newTown(t)
+	newTown(t).attack(faults.Source, faults.Destination, faults.Drained)
+}
+
+// attack lets every action act at each boundary of the given victims.
+func (w *town) attack(victims ...faults.Victim) {
+	t := w.t
 	for _, c := range faults.Cases() {
-		if c.Victim == faults.Child || c.Victim == faults.Idle {
+		if !slices.Contains(victims, c.Victim) {
 			continue
 		}
 		for _, action := range fault.Actions() {
@@ -347,8 +363,12 @@ func (w *town) act(c faults.Case, action fault.Action) {
 	victim := w.leader(led)
 	before := w.acted(victim, c.Point, action)
 	w.arm(victim, c.Point, action)
-	if c.Victim == faults.Drained {
+	var moved move
+	switch c.Victim { //nolint:exhaustive // the others need no order
+	case faults.Drained:
 		w.drain(victim, false)
+	case faults.Mover:
+		moved = w.move(shardOf(led), victim)
 	}
 	var lines []string
 	for n := range transfers {
@@ -366,8 +386,11 @@ func (w *town) act(c faults.Case, action fault.Action) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Victim == faults.Drained {
+	switch c.Victim { //nolint:exhaustive // as above
+	case faults.Drained:
 		w.drain(victim, true)
+	case faults.Mover:
+		w.awaitMoved(moved)
 	}
 	again := w.submit(lines...)
 	if first.Failed+first.Rejected+again.Failed+again.Rejected != 0 || first.Executed+first.Replayed != transfers || again.Replayed != transfers {

@@ -58,10 +58,10 @@ var worlds = []struct {
 	{mutant.SendBeforeMark, 20},
 	{mutant.OutputGate, 20},
 	{mutant.TermStart, 60},
-	{mutant.ReadBarrier, 400},
+	{mutant.ReadBarrier, 600},
 	{mutant.IndexWithContent, 60},
 	{mutant.DropAtRestore, 200},
-	{mutant.Sync, 200},
+	{mutant.Sync, 400},
 	{mutant.LogFloor, 40},
 	{mutant.Term, 2000},
 }

@@ -38,6 +38,13 @@ func registerIDs() (all []string) {
 	return all
 }
 
+func accountIDs() (all []string) {
+	for i := range accounts {
+		all = append(all, accountID(i))
+	}
+	return all
+}
+
 func refOf(kind, id string) entity.Ref { return entity.Ref{Tenant: "t", Kind: kind, ID: id} }
 
 func locate(ref entity.Ref) uint32 { return sharding.Locate(shards, ref) }
@@ -81,7 +88,7 @@ func (w *world) client(c int) {
 	}
 }
 
-// reader reads registers, at any node that may believe to lead.
+// reader reads registers and accounts, at any node that may believe to lead.
 func (w *world) reader(r int, stop <-chan struct{}) {
 	dice := w.dice("reader %d", r)
 	for i := 0; ; i++ {
@@ -91,8 +98,11 @@ func (w *world) reader(r int, stop <-chan struct{}) {
 		case <-time.After(time.Millisecond + w.span(dice, 20*time.Millisecond)):
 		}
 		op := check.Op{Client: clients + r, Action: check.Read, Account: registerID(w.roll(dice, registers))}
+		if w.roll(dice, 3) == 0 {
+			op.Account = accountID(w.roll(dice, accounts))
+		}
 		op.Call = w.history.Now()
-		answer, err := w.ask(fmt.Sprintf("read %d %d", r, i), w.roll(dice, nodes), op.Account, 150*time.Millisecond, &nodev1.ForwardRequest{
+		answer, err := w.ask(fmt.Sprintf("read %d %d", r, i), w.roll(dice, nodes), shardOf(op.Account), 150*time.Millisecond, &nodev1.ForwardRequest{
 			Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: account.AccountKind, Id: op.Account}}},
 		})
 		if err != nil {
@@ -154,7 +164,7 @@ func (w *world) call(name string, op check.Op) check.Answer {
 		w.fail("%v", err)
 	}
 	to := w.guess(shardOf(op.Account), w.fresh("to "+name))
-	answer, err := w.ask(name, to, op.Account, 1500*time.Millisecond, &nodev1.ForwardRequest{Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
+	answer, err := w.ask(name, to, shardOf(op.Account), 1500*time.Millisecond, &nodev1.ForwardRequest{Call: &nodev1.ForwardRequest_Submit{Submit: &writv1.SubmitRequest{
 		Entity: &writv1.EntityRef{Kind: account.AccountKind, Id: op.Account}, IdempotencyKey: op.Key, Command: packed,
 	}}})
 	if e, ok := errors.AsType[*entity.Error](err); ok && e.Reason != entity.NotExecuted && e.Reason != entity.OutcomeUnknown && e.Reason != entity.Overloaded {
@@ -184,9 +194,9 @@ func answerOf(res *writv1.SubmitResponse) check.Answer {
 }
 
 // ask sends a request once, through any node, to the given one.
-func (w *world) ask(name string, to int, id string, most time.Duration, req *nodev1.ForwardRequest) (answer *nodev1.ForwardResponse, err error) {
+func (w *world) ask(name string, to int, shard uint32, most time.Duration, req *nodev1.ForwardRequest) (answer *nodev1.ForwardResponse, err error) {
 	dice := w.fresh("call " + name)
-	req.Shard, req.Tenant = shardOf(id), "t"
+	req.Shard, req.Tenant = shard, "t"
 	via := w.roll(dice, nodes)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond+w.span(dice, most))
 	defer cancel()

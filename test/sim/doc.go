@@ -4,8 +4,8 @@
 //
 // Modelled are Raft, the network and the disks. Every replica of a shard has a log, a
 // vote and a term of its own and takes part in elections; uncommitted ends of logs
-// are overwritten, logs are cut behind what the shard file stands for, and a replica
-// that is too far behind gets the leader's shard file. Messages are late, lost,
+// are overwritten, logs are trimmed up to what the shard file stands for, and a
+// replica that is too far behind gets the leader's shard file. Messages are late, lost,
 // doubled and reordered, links cut one way or both. A power cut leaves of a log what
 // was synced and any piece of the rest, its end torn, and of a shard file the last
 // flush or one cut off in the middle. Where the model stands for code of

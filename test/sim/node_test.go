@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,7 +114,7 @@ func (n *node) open(s int, r sharding.Range, closed chan struct{}) (*persistence
 	}
 	cfg := persistence.Config{
 		Path: n.path(s), ClusterID: "sim", Shard: uint32(s), Range: r, Epoch: 1, Generation: uint64(n.number + 1),
-		GenerationWidth: time.Hour, FlushInterval: interval,
+		GenerationWidth: cmp.Or(w.settings.slice, time.Hour), FlushInterval: interval,
 		OnFailure: func(err error) { w.fail("n%d, shard %d: the store has failed: %v", n.number, s, err) },
 		Flushing: func() func() {
 			before := n.read(s)

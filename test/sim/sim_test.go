@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -191,6 +192,9 @@ func (w *world) load() {
 	for c := range clients {
 		load.Go(func() { w.client(c) })
 	}
+	for h := range hosts {
+		load.Go(func() { w.host(h) })
+	}
 	load.Wait()
 	close(stop)
 	others.Wait()
@@ -254,13 +258,16 @@ func (w *world) judge() {
 		return
 	}
 	ops = w.history.Ops()
-	for _, err := range []error{check.Versions(ops), check.Linearizable(ops, registerIDs(), time.Minute)} {
+	for _, err := range []error{
+		check.Versions(ops), check.Linearizable(ops, registerIDs(), time.Minute), check.LinearizableTransfers(ops, accountIDs(), time.Minute),
+	} {
 		if err != nil {
 			w.fail("%v", err)
 		}
 	}
 	w.judgeStores()
 	w.judgeMoney(ops)
+	w.judgeGuests()
 }
 
 // rest waits until the world has settled.
@@ -275,9 +282,12 @@ func (w *world) rest() bool {
 	return true
 }
 
-// settled reports whether all replicas have applied the same and no row is on its
-// way.
+// settled reports whether all replicas have applied the same, no row is on its way
+// and no timer waits.
 func (w *world) settled() bool {
+	if w.timersLeft() > 0 {
+		return false
+	}
 	for s := range uint32(shards) {
 		var first uint64
 		for i, n := range w.nodes {
@@ -293,14 +303,24 @@ func (w *world) settled() bool {
 
 // judgeStores recounts every store.
 func (w *world) judgeStores() {
-	var keys, effects, numbered, applied uint64
+	var keys, effects, numbered, applied, logged, ofAccounts uint64
 	for s := range uint32(shards) {
 		first := w.audit(s)
-		keys, effects = keys+first.KeysLive, effects+first.Effects
+		keys, effects = keys+first.KeysLive+first.KeysExpired, effects+first.Effects
 		numbered, applied = numbered+first.Numbered, applied+first.Applied
+		w.tell("keys forgotten", int(first.KeysExpired))
+		w.ledgers[s].mu.Lock()
+		for key := range w.ledgers[s].keys {
+			logged++
+			if strings.HasPrefix(key, account.AccountKind) {
+				ofAccounts++
+			}
+		}
+		w.ledgers[s].mu.Unlock()
 	}
-	if effects != clients*commands || keys != effects || numbered != applied {
-		w.fail("%d commands made %d keys and %d effects; %d rows, %d applied", clients*commands, keys, effects, numbered, applied)
+	if ofAccounts != clients*commands || effects != logged || keys != effects || numbered != applied {
+		w.fail("%d commands of accounts took effect as %d; in all %d, with %d keys and %d effects; %d rows, %d applied",
+			clients*commands, ofAccounts, logged, keys, effects, numbered, applied)
 	}
 }
 
@@ -326,11 +346,7 @@ func (w *world) audit(shard uint32) (first *persistence.Audit) {
 // judgeMoney compares what is stored with what clients were told.
 func (w *world) judgeMoney(ops []check.Op) {
 	stored := map[string]check.Balance{}
-	ids := registerIDs()
-	for i := range accounts {
-		ids = append(ids, accountID(i))
-	}
-	for _, id := range ids {
+	for _, id := range append(registerIDs(), accountIDs()...) {
 		b := &accountv1.Balance{}
 		w.read(account.AccountKind, id, b)
 		stored[id] = check.BalanceOf(b)

@@ -60,6 +60,8 @@ type settings struct {
 	calm bool
 	// flush is the interval of flushes, 0 as the dice say.
 	flush time.Duration
+	// slice is how long keys go into one generation, 0 an hour.
+	slice time.Duration
 	// way comes between a relay and the network, on the sending node.
 	way func(ctx context.Context, req *nodev1.DeliverRequest, send deliverFunc) (*nodev1.DeliverResponse, error)
 }
@@ -68,7 +70,8 @@ type deliverFunc func() (*nodev1.DeliverResponse, error)
 
 func faultySettings() settings {
 	return settings{
-		kinds: account.Kinds(),
+		kinds: append(account.Kinds(), guestDefinition()),
+		slice: guestWindow / 4,
 		change: func(c *actors.Config) {
 			c.SendTimeout = time.Second
 			c.Retry = actors.Retry{First: 20 * time.Millisecond, Most: time.Second, Steady: true}
@@ -323,6 +326,7 @@ func (c *courier) Deliver(ctx context.Context, req *nodev1.DeliverRequest) (*nod
 func (c *courier) send(ctx context.Context, req *nodev1.DeliverRequest) (answer *nodev1.DeliverResponse, err error) {
 	w := c.world
 	source, destination := req.GetRows()[0].GetSource(), req.GetRows()[0].GetDestination()
+	w.ledgers[locate(entity.Ref{Tenant: source.GetTenant(), Kind: source.GetKind(), ID: source.GetId()})].send(w, req.GetRows())
 	// A relay that ends while rows are told to it may send them and be followed at
 	// once by another that sends them again, or not send them: both have one luck.
 	dice := w.fresh(fmt.Sprint(c.from, source.GetKind(), source.GetId(), destination.GetKind(), destination.GetId(),

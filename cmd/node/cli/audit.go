@@ -18,9 +18,9 @@ import (
 // auditCommand recounts the cluster.
 type auditCommand struct {
 	target `embed:""`
-	Deep   bool          `help:"List every finding, lane by lane, instead of the first ones, and what the background auditors have found."`
+	Deep   bool          `help:"List every finding, lane by lane, instead of only the first ones, and what the background auditors have found."`
 	JSON   bool          `name:"json" help:"Print one JSON object."`
-	Wait   time.Duration `default:"10s" help:"How long to wait for events on their way before counting."`
+	Wait   time.Duration `default:"10s" help:"How long to wait for events in flight before counting."`
 }
 
 // auditReport is the result over all shards.
@@ -92,7 +92,7 @@ func (r *auditReport) print(w io.Writer) error {
 		verdict, r.Effects, r.Keys, r.Ratio, r.Applied, r.OutboxPending, r.Parked, r.Phantoms, r.Lost, equal)
 	if standing := r.Parked + r.Paused; standing > 0 {
 		fmt.Fprintf(w, "%s, %d parked and %d paused, and what waits there is not delivered: see node lanes list\n",
-			number(standing, "lane stands", "lanes stand"), r.Parked, r.Paused)
+			number(standing, "lane stands still", "lanes stand still"), r.Parked, r.Paused)
 	}
 	for _, f := range r.Findings {
 		fmt.Fprintln(w, "-", f)

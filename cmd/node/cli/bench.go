@@ -30,8 +30,8 @@ type benchCommand struct {
 	Payload    int           `default:"256" help:"Bytes of free text in each command, 0 to 4096."`
 	Duration   time.Duration `default:"10s" help:"How long to send."`
 	Warmup     time.Duration `default:"1s" help:"How long to send before measuring."`
-	Rate       float64       `default:"0" help:"Commands per second over all clients, at most; 0 for as many as are answered."`
-	Every      time.Duration `help:"Report on each interval of this length, too."`
+	Rate       float64       `default:"0" help:"Most commands per second over all clients; 0 for no limit."`
+	Every      time.Duration `help:"Also report on each interval of this length."`
 	Duplicates float64       `default:"0.01" help:"Share of commands that are sent a second time with the same key."`
 	JSON       bool          `name:"json" help:"Print one JSON object."`
 }
@@ -167,12 +167,12 @@ func (c *benchCommand) validate() error {
 }
 
 func (r *benchReport) print(w io.Writer) error {
-	_, err := fmt.Fprintf(w, `%d clients, %d accounts, %d B: %d commands in %.1f s
+	_, err := fmt.Fprintf(w, `%s, %s, %d B: %s in %.1f s
 acknowledged  %.0f/s    applied at the consumer  %.0f/s (drained %.1f s after the last answer)
 answer        p50 %.2f ms   p90 %.2f ms   p99 %.2f ms   max %.1f ms
 fdatasync     p50 %.2f ms one after the other (answer p50 ÷ it = %.2f), %.2f ms one at a time (%.2f)
 retries %d, duplicates sent %d (answered differently: %d), failed %d
-`, r.Clients, r.Entities, r.Payload, r.Commands, r.Seconds, r.AckedPerS, r.AppliedPerS, r.DrainS,
+`, count(r.Clients, "client"), count(r.Entities, "account"), r.Payload, count(r.Commands, "command"), r.Seconds, r.AckedPerS, r.AppliedPerS, r.DrainS,
 		r.LatencyMS.P50, r.LatencyMS.P90, r.LatencyMS.P99, r.LatencyMS.Max,
 		r.Fdatasync.P50MS, r.Fdatasync.AnswerRatio, r.LoneFdatasync.P50MS, r.LoneFdatasync.AnswerRatio, r.Retries, r.DuplicatesSent, r.DuplicatesMismatch, r.Failed)
 	if err != nil {

@@ -11,13 +11,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"writ/actors/account"
 	"writ/actors/entity"
 	"writ/cmd/node/node"
+	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 	testingv1 "writ/proto/writ/testing/v1"
 )
@@ -39,6 +44,8 @@ func ownKinds() []entity.Definer {
 			panic("as told")
 		case "error":
 			return nil, errors.New("as told")
+		case "tell":
+			c.Emit(entity.To("picky", a.GetToId()), &testingv1.Told{Text: a.GetText()})
 		case "emit":
 			// Nobody defines the kind, so the lane is parked at once.
 			c.Emit(entity.To("nowhere", a.GetToId()), &testingv1.Told{Text: a.GetText()})
@@ -153,10 +160,14 @@ func TestMessagesThatTheProgramLacks(t *testing.T) {
 	body := `{"amount_minor":5,"items":{"x":1},"to":{"street":"s","door":""},"stops":{"1":{"street":"a"},"2":{"street":"b"}}}`
 	call(shop("submit", "--key", "k1", "--command", order, "--json", body)...).says(t, 0, `"amount_minor": "10"`, `"orders": "1"`, "executed")
 	call(shop("submit", "--key", "k1", "--command", order, "--json", body)...).says(t, 0, `"amount_minor": "10"`, "replayed")
-	call(shop("submit", "--key", "k2", "--command", order, "--json", `{"amount":5}`)...).says(t, 1, `unknown field "amount"`)
+	call(shop("submit", "--key", "k2", "--command", order, "--json", `{"amount":5}`)...).says(t, 1, `unknown field "amount"; its fields: amount_minor, `)
 	call(shop("submit", "--key", "k2", "--command", "writ.testing.v1.Ordr")...).says(t, 1, `command "writ.testing.v1.Ordr" is not registered`, order)
 	call(shop("submit", "--key", "k2", "--command", "Order")...).says(t, 1, `command "Order" is not registered`, order)
 	call(shop("submit", "--key", "k3", "--command", act, "--json", `{"what":"reject"}`)...).says(t, 1, "rejected: NO: not today")
+	if r := call(shop("submit", "--json", "--key", "k3", "--command", act, "--json", `{"what":"reject"}`)...); r.status != 1 || !strings.Contains(r.err, "rejected: NO: not today") ||
+		r.out != call(shop("outcome", "--json", "--key", "k3", "--command", act)...).out || !strings.Contains(r.out, `"reason": "NO"`) {
+		t.Errorf("a rejection as JSON is not what outcome prints: %v", r)
+	}
 	call(shop("read", "--json")...).says(t, 0, `"amount_minor": "10"`, `"version": 2`)
 	call(shop("outcome", "--key", "k1", "--command", order)...).says(t, 0, "EXECUTED", `"amount_minor": "10"`)
 	call("explain", "--entity", "shop/a", "--key", "k1").says(t, 0, order+" was executed once")
@@ -177,6 +188,13 @@ func TestMessagesThatTheProgramLacks(t *testing.T) {
 	write(line("4", "writ.testing.v1.Ordr", `"amount_minor":1`))
 	call("submit", "--file", file).says(t, 1, "line 1", `"writ.testing.v1.Ordr" is known neither`, "nothing was sent")
 	call("lanes", "show", "shop/b", "nowhere/x", "--payloads").says(t, 0, `"text":"hello"`)
+
+	// An event of the largest size is shown, too.
+	write(line("5", act, fmt.Sprintf(`"what":"emit","to_id":"y","text":%q`, strings.Repeat("x", 4<<20-100))))
+	call("submit", "--file", file).says(t, 0, "executed 1")
+	if r := call("lanes", "show", "shop/b", "nowhere/y", "--payloads"); r.status != 0 || len(r.out) < 4<<20-100 {
+		t.Errorf("exit %d, %d bytes shown, %s", r.status, len(r.out), r.err)
+	}
 }
 
 // TestCommandLines covers what a person who errs is told.
@@ -204,6 +222,13 @@ func TestCommandLines(t *testing.T) {
 		"health --http 127.0.0.1":         {2, []string{`address "127.0.0.1": give host:port`}},
 		"submit --kind acount --id a --key k --command writ.account.v1.Deposit": {1, []string{`INVALID: kind "acount" ` + registered}},
 		"submit --file x --kind account":                                        {2, []string{"--kind does not go with --file"}},
+		one + "--json {amount_minor:5}":                                         {2, []string{"--json is not JSON at column 2: names need double quotes"}},
+		one + `--json {"amount_minor":5`:                                        {2, []string{"--json is not JSON at column 17: unexpected end"}},
+		one + `--json {"amount":5}`:                                             {1, []string{`unknown field "amount"; its fields: amount_minor, currency`}},
+		"submit --file " + filepath.Dir(limits):                                 {1, []string{"is a folder"}},
+		"bench --duration -3s":                                                  {2, []string{"--duration is -3s: it must not be negative; see"}},
+		"dev --shards -1":                                                       {2, []string{"--shards is -1: it must not be negative; see"}},
+		"dev --shards=-1":                                                       {2, []string{"--shards: expected a valid 32 bit uint"}},
 		"submit --kind account":                                                 {2, []string{"--id is missing"}},
 		"explain":                                                               {2, []string{"say what to explain"}},
 		"explain --entity acount/a":                                             {1, []string{`kind "acount" ` + registered}},
@@ -230,6 +255,10 @@ func TestCommandLines(t *testing.T) {
 		"outbox list --kind acount":                                             {1, []string{`kind "acount" ` + registered}},
 		"cluster drain n9":                                                      {1, []string{`there is no node "n9"; registered: n1`}},
 		"cluster drain n1 --undo":                                               {0, []string{"done"}},
+		"cluster move 99 --to n1":                                               {1, []string{"there is no shard 99; shards are 0 to 3"}},
+		"cluster move 3 --to n9":                                                {1, []string{`there is no node "n9"; registered: n1`}},
+		"cluster move 3 --from n1 --to n9":                                      {1, []string{`there is no node "n9"; registered: n1`}},
+		"explain --event account/a#1.1":                                         {0, []string{"Event 1 does not exist: account/a has emitted 0."}},
 		"serve --cluster c --id n --dir d --limits " + limits:                   {1, []string{`unknown field "Row"`, "entities: {Command, State"}},
 		"submit --kind shop --id a --key p --command writ.testing.v1.Act --json {\"what\":\"panic\"}": {1, []string{"HANDLER_PANIC", "panicked", "see the log of node n1"}},
 		"submit --kind shop --id a --key p --command writ.testing.v1.Act --json {\"what\":\"error\"}": {1, []string{"HANDLER_PANIC", "a handler returns c.Reject", "see the log of node n1"}},
@@ -259,7 +288,7 @@ func TestWrongPorts(t *testing.T) {
 		texts  []string
 	}{
 		"verb, HTTP port":     {[]string{"audit", "--addr", at.HTTP}, 1, []string{"does not speak gRPC: is this a node's gRPC port?"}},
-		"command, HTTP port":  {one(at.HTTP), 1, []string{"is this a node's gRPC port?", "; still trying", "NOT_EXECUTED", "the time is over"}},
+		"command, HTTP port":  {one(at.HTTP), 1, []string{"is this a node's gRPC port?", "; still trying", "NOT_EXECUTED", "timed out"}},
 		"verb, nobody":        {[]string{"audit", "--addr", dead}, 1, []string{"no node answers at " + dead + ": connection refused; still trying"}},
 		"command, nobody":     {one(dead), 1, []string{"no node answers at " + dead + ": connection refused; still trying", "NOT_EXECUTED"}},
 		"verb, one of two":    {[]string{"audit", "--addr", dead + "," + at.GRPC}, 0, []string{"OK: effects"}},
@@ -326,7 +355,7 @@ func TestTokens(t *testing.T) {
 		"verb, stranger": {[]string{"audit", "--token", "?"}, 1, []string{"the token is not known here"}},
 		"verb, user":     {[]string{"audit", "--token", "user"}, 1, []string{"this call is for operators"}},
 		"call, user":     {append(deposit, "--token", "user"), 0, []string{"executed"}},
-		"verb, operator": {[]string{"cluster", "status", "--token", "op"}, 0, []string{"1 nodes"}},
+		"verb, operator": {[]string{"cluster", "status", "--token", "op"}, 0, []string{", 1 node, 4 shards, "}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := call(t, tt.args...)
@@ -351,14 +380,14 @@ func TestFileSaysWhatToMend(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := call(t, "submit", "--file", file)
-	r.says(t, 1, "executed 2, replayed 0, rejected 0, failed 2", `line 2, key "k1": INVALID: kind "acount"`, "2 commands have no outcome: 2 refused, and not executed: mend them")
+	r.says(t, 1, "executed 2, replayed 0, rejected 0, failed 2", `line 2, key "k1": INVALID: kind "acount"`, "2 commands have no outcome: 2 refused, and not executed: fix them")
 	if strings.Contains(r.err, "run the same file again") {
 		t.Errorf("it sends a person in circles: %v", r)
 	}
 	call(t, "submit", "--file", file, "--json").says(t, 1, `"replayed": 2`, `"failed": 2`, `"refused": 2`, `"unknown": 0`)
 }
 
-// TestExpired covers commands that were issued before what is remembered: nothing
+// TestExpired covers commands whose keys may have been forgotten: nothing
 // tells a person to repeat them.
 func TestExpired(t *testing.T) {
 	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) { cfg.Window, cfg.RetryHorizon = time.Second, time.Second }).Addresses().GRPC)
@@ -381,7 +410,7 @@ func TestExpired(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := call(t, "submit", "--file", file)
-	r.says(t, 1, "EXPIRED", "1 were issued before what is remembered")
+	r.says(t, 1, "EXPIRED", "1 were issued so long ago")
 	if strings.Contains(r.err, "run the same file again") || strings.Contains(r.err, "retry with the same key") {
 		t.Errorf("it sends a person in circles: %v", r)
 	}
@@ -393,10 +422,10 @@ func TestSubmitVerdict(t *testing.T) {
 		want string
 	}{
 		"all went well": {submitSummary{Executed: 3}, ""},
-		"refused":       {submitSummary{Failed: 1, Refused: 1}, "1 commands have no outcome: 1 refused, and not executed: mend them, the same lines will be refused again"},
-		"expired":       {submitSummary{Failed: 3, Expired: 2, Held: 1}, "3 commands have no outcome: 2 were issued before what is remembered: whether they took effect nobody can say; the same file does not help: take their lines out once it is found out; 1 not sent, behind one of those for the same entity: run the same file again, keys that took effect are replayed"},
+		"refused":       {submitSummary{Failed: 1, Refused: 1}, "1 command has no outcome: 1 refused, and not executed: fix them, the same lines will be refused again"},
+		"expired":       {submitSummary{Failed: 3, Expired: 2, Held: 1}, "3 commands have no outcome: 2 were issued so long ago that their keys may have been forgotten: whether they took effect is not known, and running the file again does not help; find out, then remove their lines; 1 not sent, after one of those for the same entity: run the same file again, keys that took effect are replayed"},
 		"unknown":       {submitSummary{Failed: 2, Unknown: 2}, "2 commands have no outcome: 2 may have been executed: run the same file again, keys that took effect are replayed"},
-		"all":           {submitSummary{Failed: 6, Refused: 1, Unknown: 2}, "6 commands have no outcome: 1 refused, and not executed: mend them, the same lines will be refused again; 2 may have been executed, 3 not executed, their time was over: run the same file again, keys that took effect are replayed"},
+		"all":           {submitSummary{Failed: 6, Refused: 1, Unknown: 2}, "6 commands have no outcome: 1 refused, and not executed: fix them, the same lines will be refused again; 2 may have been executed, 3 not executed, they timed out: run the same file again, keys that took effect are replayed"},
 	} {
 		got := ""
 		if err := tt.sum.verdict(); err != nil {
@@ -427,11 +456,146 @@ func TestLanesThatStand(t *testing.T) {
 	call(t, "lanes", "skip", "--destination", "nowhere/x00", "--yes").says(t, 0, "row 1 skipped, replay to go on", "1 lane done")
 	call(t, "lanes", "list", "--destination", "nowhere/x00").says(t, 0, "PARKED", "row 1 skipped, replay to go on")
 	call(t, "lanes", "list", "--destination", "nowhere/x02").says(t, 0, "PARKED", "nowhere")
+	for _, args := range [][]string{{"--entity", "shop/a", "--key", "k0"}, {"--event", "shop/a#1.1"}} {
+		r := call(t, append([]string{"explain"}, args...)...)
+		r.says(t, 0, "event 1 was skipped by an operator, and the lane stands still until node lanes replay --entity shop/a.")
+		if strings.Contains(r.out, "on its way back") {
+			t.Errorf("nothing is on its way: %v", r)
+		}
+	}
+	// What is skipped already is not offered again, and each verb says so as the list does.
+	for _, args := range [][]string{{"replay"}, {"skip", "--replay"}} {
+		r := call(t, append(append([]string{"lanes"}, args...), "--destination", "nowhere/x00")...)
+		r.says(t, 0, "row 1 skipped, replay to go on", "1 lane with 1 row waiting; add --yes to do it")
+		if strings.Contains(r.out, "UNKNOWN_KIND") {
+			t.Errorf("the reason of an event that is gone: %v", r)
+		}
+	}
+	for _, more := range [][]string{nil, {"--yes"}} {
+		r := call(t, append([]string{"lanes", "skip", "--destination", "nowhere/x00"}, more...)...)
+		r.says(t, 0, "row 1 skipped, replay to go on", "the first row of 1 lane is skipped already: replay parked lanes, resume paused ones")
+		if strings.Contains(r.String(), "done") || strings.Contains(r.String(), "would") {
+			t.Errorf("nothing is left to skip: %v", r)
+		}
+	}
+	call(t, "lanes", "skip", "--all").says(t, 0, "is skipped already", fmt.Sprintf("would skip the first row of %d lanes with %d rows waiting", lanes-1, lanes-1))
 	call(t, "lanes", "skip", "--destination", "nowhere/x01", "--yes", "--replay").says(t, 0, "1 lane done")
+	call(t, "lanes", "skip", "--destination", "nowhere/x00", "--yes", "--replay").says(t, 0, "1 lane done")
+	for _, args := range [][]string{
+		{"parked or paused", "skip"}, {"parked or paused", "skip", "--yes"}, {"parked", "replay", "--yes"}, {"paused", "resume", "--yes"}, {"active", "pause", "--yes", "--json"},
+	} {
+		if r := call(t, append(append([]string{"lanes"}, args[1:]...), "--entity", "shop/nobody")...); r.status != 0 || r.out != "" || r.err != "no "+args[0]+" lane matches\n" {
+			t.Errorf("%v: %v", args, r)
+		}
+	}
 	call(t, "submit", "--kind", "account", "--id", "a", "--key", "k", "--command", "writ.account.v1.Deposit", "--json", `{"amount_minor":1,"currency":"EUR"}`).says(t, 0, "executed")
 	call(t, "lanes", "pause", "--destination", "statement", "--yes").says(t, 0, "1 lane done")
-	call(t, "audit", "--wait", "1ms").says(t, 0, fmt.Sprintf("%d parked and 1 paused", lanes-1))
+	call(t, "audit", "--wait", "1ms").says(t, 0, fmt.Sprintf("%d parked and 1 paused", lanes-2))
 	call(t, "lanes", "resume", "--destination", "statement", "--yes").says(t, 0, "1 lane done")
+}
+
+// TestLanesThatWait covers a lane that stands still for no reason that is stored.
+func TestLanesThatWait(t *testing.T) {
+	older := entity.NewKind[*testingv1.Sum]("picky") // does not handle what shop tells it
+	entity.Handle(older, func(_ *entity.Context, s *testingv1.Sum, _ *testingv1.Touch) (*testingv1.Sum, error) { return s, nil })
+	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) { cfg.Kinds = append(ownKinds(), older) }).Addresses().GRPC)
+	call(t, "outbox", "list").says(t, 0, "no event waits")
+	call(t, "submit", "--kind", "shop", "--id", "a", "--key", "k", "--command", "writ.testing.v1.Act", "--json", `{"what":"tell","to_id":"p"}`).says(t, 0, "executed")
+	const reason = `UNKNOWN_KIND: kind "picky" of node n1 does not handle event "writ.testing.v1.Told"`
+	eventually(t, func() bool { return strings.Contains(call(t, "lanes", "list").out, reason) })
+	call(t, "lanes", "list", "--reason", "does not handle").says(t, 0, "shop/a", "ACTIVE", reason)
+	call(t, "lanes", "show", "shop/a", "picky/p").says(t, 0, "ACTIVE: 1 rows numbered", "0 refused attempts", "waits: "+reason)
+	call(t, "outbox", "list", "--destination", "picky/q").says(t, 0, "no event waits that passes the filter")
+	if r := call(t, "outbox", "list", "--destination", "picky/q", "--json"); r.status != 0 || r.out != "" {
+		t.Errorf("for scripts: %v", r)
+	}
+}
+
+// pickyKind refuses events while it is shut, and passes them on otherwise, to a kind
+// that nobody has: what it emits names the event that it comes of.
+func pickyKind(shut *atomic.Bool) entity.Definer {
+	picky := entity.NewKind[*testingv1.Sum]("picky")
+	entity.Handle(picky, func(_ *entity.Context, s *testingv1.Sum, _ *testingv1.Touch) (*testingv1.Sum, error) { return s, nil })
+	entity.On(picky, func(c *entity.Context, _ *testingv1.Sum, e *testingv1.Told) error {
+		if shut.Load() {
+			return c.Reject(entity.FailedPrecondition, "SHUT", "not now")
+		}
+		c.Emit(entity.To("nowhere", c.ID()), e)
+		return nil
+	})
+	return picky
+}
+
+// TestReplayKeepsTheEventID covers outbox list, and that an event which an operator has
+// replayed is the one that it was, at its source and where it arrives.
+func TestReplayKeepsTheEventID(t *testing.T) {
+	var shut atomic.Bool
+	shut.Store(true)
+	n := startNode(t, func(cfg *node.Config) { cfg.Kinds = append(ownKinds(), pickyKind(&shut)) })
+	t.Setenv("WRIT_ADDR", n.Addresses().GRPC)
+	rows := func(args ...string) (list []*recordv1.Row) {
+		t.Helper()
+		res := call(t, append([]string{"outbox", "list", "--json"}, args...)...)
+		res.says(t, 0)
+		for line := range strings.Lines(res.out) {
+			row := new(nodev1.OutboxRow)
+			if err := protojson.Unmarshal([]byte(line), row); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			list = append(list, row.GetRow())
+		}
+		return list
+	}
+	id := func(e *recordv1.EventId) string {
+		return fmt.Sprintf("%s/%s#%d.%d", e.GetSource().GetKind(), e.GetSource().GetId(), e.GetEpoch(), e.GetSequence())
+	}
+	ids := func(list []*recordv1.Row) (all []string) {
+		for _, row := range list {
+			all = append(all, id(&recordv1.EventId{Source: row.GetSource(), Epoch: row.GetEpoch(), Sequence: row.GetSequence()}))
+		}
+		return all
+	}
+	want := []string{"shop/a#1.1", "shop/a#1.2", "shop/a#1.3"}
+	for i := range want {
+		call(t, "submit", "--kind", "shop", "--id", "a", "--key", fmt.Sprint("k", i), "--command", "writ.testing.v1.Act", "--json",
+			fmt.Sprintf(`{"what":"tell","to_id":"p","text":"%d"}`, i)).says(t, 0, "executed")
+	}
+	parked := func() bool {
+		return strings.Contains(call(t, "lanes", "list", "--parked", "--entity", "shop/a").out, "SHUT")
+	}
+	eventually(t, parked)
+	if got := ids(rows("--entity", "shop/a")); !slices.Equal(got, want) {
+		t.Fatalf("the outbox has %v, want %v", got, want)
+	}
+	text := call(t, "outbox", "list", "--destination", "picky/p")
+	text.says(t, 0, "shop/a#1.1  to picky/p row 1  writ.testing.v1.Told", "PARKED")
+	if lines := strings.Count(text.out, "\n"); lines != len(want) {
+		t.Errorf("%d lines: %v", lines, text)
+	}
+	if list := rows("--destination", "picky/q"); len(list) != 0 {
+		t.Errorf("rows that do not pass the filter: %v", list)
+	}
+	if list := rows("--limit", "1"); len(list) != 1 {
+		t.Errorf("%d rows, one was asked for", len(list))
+	}
+
+	replay := []string{"lanes", "replay", "--entity", "shop/a", "--yes"}
+	call(t, replay...).says(t, 0, "1 lane done")
+	eventually(t, parked) // in vain: it stands again
+	if got := ids(rows("--entity", "shop/a")); !slices.Equal(got, want) {
+		t.Errorf("after a replay the outbox has %v, want %v", got, want)
+	}
+	shut.Store(false)
+	call(t, replay...).says(t, 0, "1 lane done")
+	eventually(t, func() bool { return len(rows("--entity", "picky/p")) == len(want) })
+	var arrived []string
+	for _, row := range rows("--entity", "picky/p") {
+		arrived = append(arrived, id(row.GetParent()))
+	}
+	if !slices.Equal(arrived, want) {
+		t.Errorf("what has arrived is %v, want %v", arrived, want)
+	}
+	eventually(t, func() bool { return len(rows("--entity", "shop/a")) == 0 })
 }
 
 func eventually(t *testing.T, ok func() bool) {

@@ -16,10 +16,10 @@ type clusterCommand struct {
 	Status  clusterStatusCommand  `cmd:"" help:"The cluster in one line, then its nodes, then its shards."`
 	Nodes   clusterNodesCommand   `cmd:"" help:"The registry: nodes, zones, states."`
 	Shards  clusterShardsCommand  `cmd:"" help:"Where the shards are and who leads them."`
-	Drain   clusterDrainCommand   `cmd:"" help:"Take leaderships off a node, and give it nothing new; it keeps running, with its replicas. Before a stop or a remove."`
+	Drain   clusterDrainCommand   `cmd:"" help:"Move leaderships off a node and give it nothing new; it keeps running, with its replicas. A stop does not need it."`
 	Remove  clusterRemoveCommand  `cmd:"" help:"Take a node out of the cluster for good."`
-	Move    clusterMoveCommand    `cmd:"" help:"Move one shard's replica from one node to another."`
-	Upgrade clusterUpgradeCommand `cmd:"" help:"Let the cluster write the newest format that all nodes read; no node can go back to the version before."`
+	Move    clusterMoveCommand    `cmd:"" help:"Move one shard's replica from one node to another, or its leadership."`
+	Upgrade clusterUpgradeCommand `cmd:"" help:"Let the cluster write the newest format that all nodes read; after that no node can go back to the previous version."`
 }
 
 // statusFlags are common to the verbs that print.
@@ -51,8 +51,8 @@ func (c *clusterStatusCommand) Run(ctx context.Context, std streams) error {
 	if c.JSON {
 		return printMessage(std.out, s)
 	}
-	fmt.Fprintf(std.out, "cluster %s, %d nodes, %d shards, replication %d, meta leader %s (as %s sees it)\n",
-		s.GetClusterId(), len(s.GetMeta().GetNodes()), len(s.GetMeta().GetShards()), s.GetMeta().GetReplication(), or(s.GetMetaLeader(), "unknown"), s.GetNode())
+	fmt.Fprintf(std.out, "cluster %s, %s, %s, replication %d, meta leader %s (as %s sees it)\n",
+		s.GetClusterId(), count(len(s.GetMeta().GetNodes()), "node"), count(len(s.GetMeta().GetShards()), "shard"), s.GetMeta().GetReplication(), or(s.GetMetaLeader(), "unknown"), s.GetNode())
 	fmt.Fprintf(std.out, "%s\n\n", formatLine(s))
 	if err := printNodes(std.out, s); err != nil {
 		return err
@@ -148,6 +148,14 @@ func printShards(w io.Writer, s *nodev1.StatusResponse) error {
 			strings.Join(placed, ","), or(strings.Join(sh.GetVoters(), ","), "-"), or(strings.Join(sh.GetLearners(), ","), "-"), sh.GetAppliedIndex(), state)
 	}
 	return table.Flush()
+}
+
+// count is a number with its noun.
+func count[N int | int64](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 func or(text, otherwise string) string {

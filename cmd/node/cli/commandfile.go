@@ -30,6 +30,9 @@ func readCommandFile(types *messageTypes, path string) ([]commandLine, error) {
 			return nil, fmt.Errorf("command file: %w", err)
 		}
 		defer func() { _ = f.Close() }()
+		if info, err := f.Stat(); err == nil && info.IsDir() {
+			return nil, fmt.Errorf("--file %s is a folder: give a file, or - for standard input", path)
+		}
 		in = f
 	}
 	lines, err := parseCommandLines(types, in)

@@ -21,21 +21,22 @@ func TestCommandFile(t *testing.T) {
 		text string
 		want string // in the error; or none, and two commands
 	}{
-		"plain":                      {lineOf("a", "1") + "\n" + lineOf("a", "2"), ""},
-		"byte order mark":            {"\ufeff" + lineOf("a", "1") + "\n" + lineOf("a", "2") + "\n", ""},
-		"carriage returns and blank": {lineOf("a", "1") + "\r\n\r\n  \n" + lineOf("a", "2") + "\r\n", ""},
-		"time of issue":              {strings.Replace(lineOf("a", "1"), `"key"`, `"issued_at":"2026-01-02T03:04:05Z","key"`, 1) + "\n" + lineOf("a", "2"), ""},
-		"two objects on one line":    {lineOf("a", "1") + " " + lineOf("a", "2"), "line 1: not one JSON object"},
-		"garbage behind":             {lineOf("a", "1") + "\n" + lineOf("a", "2") + " garbage", "line 2: not one JSON object"},
-		"key is not UTF-8":           {lineOf("a", "k\xff"), "invalid UTF-8"},
-		"half a rune":                {lineOf("a", `k\ud800`), "line 1: not one JSON object"},
-		"key twice":                  {strings.Replace(lineOf("a", "1"), `"key"`, `"key":"2","key"`, 1), `duplicate map key "key"`},
-		"field of the command twice": {strings.Replace(lineOf("a", "1"), `"amount_minor":1`, `"amount_minor":1,"amount_minor":2`, 1), `duplicate map key "amount_minor"`},
-		"unknown field":              {strings.Replace(lineOf("a", "1"), `"key"`, `"keys":"2","key"`, 1), `unknown field "keys"`},
-		"key in two cases":           {strings.Replace(lineOf("a", "1"), `"key"`, `"key":"2","Key"`, 1), `unknown field "Key"`},
-		"key in another case":        {strings.Replace(lineOf("a", "1"), `"key"`, `"KEY"`, 1), `unknown field "KEY"`},
-		"no key":                     {lineOf("a", ""), `"key" is missing`},
-		"long line":                  {"\n\n" + long + "\n", "line 3: a line has at most"},
+		"plain":                        {lineOf("a", "1") + "\n" + lineOf("a", "2"), ""},
+		"byte order mark":              {"\ufeff" + lineOf("a", "1") + "\n" + lineOf("a", "2") + "\n", ""},
+		"carriage returns and blank":   {lineOf("a", "1") + "\r\n\r\n  \n" + lineOf("a", "2") + "\r\n", ""},
+		"time of issue":                {strings.Replace(lineOf("a", "1"), `"key"`, `"issued_at":"2026-01-02T03:04:05Z","key"`, 1) + "\n" + lineOf("a", "2"), ""},
+		"two objects on one line":      {lineOf("a", "1") + " " + lineOf("a", "2"), "line 1: not one JSON object"},
+		"garbage behind":               {lineOf("a", "1") + "\n" + lineOf("a", "2") + " garbage", "line 2: not one JSON object"},
+		"key is not UTF-8":             {lineOf("a", "k\xff"), "invalid UTF-8"},
+		"half a rune":                  {lineOf("a", `k\ud800`), "line 1: not one JSON object"},
+		"key twice":                    {strings.Replace(lineOf("a", "1"), `"key"`, `"key":"2","key"`, 1), `duplicate map key "key"`},
+		"field of the command twice":   {strings.Replace(lineOf("a", "1"), `"amount_minor":1`, `"amount_minor":1,"amount_minor":2`, 1), `duplicate map key "amount_minor"`},
+		"unknown field":                {strings.Replace(lineOf("a", "1"), `"key"`, `"keys":"2","key"`, 1), `unknown field "keys"`},
+		"unknown field of the command": {strings.Replace(lineOf("a", "1"), `"amount_minor"`, `"amount"`, 1), `unknown field "amount"; its fields: amount_minor, currency`},
+		"key in two cases":             {strings.Replace(lineOf("a", "1"), `"key"`, `"key":"2","Key"`, 1), `unknown field "Key"`},
+		"key in another case":          {strings.Replace(lineOf("a", "1"), `"key"`, `"KEY"`, 1), `unknown field "KEY"`},
+		"no key":                       {lineOf("a", ""), `"key" is missing`},
+		"long line":                    {"\n\n" + long + "\n", "line 3: a line has at most"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			types := (&target{}).types(t.Context())

@@ -24,7 +24,7 @@ type contractCommand struct {
 // contractShowCommand prints the guarantee.
 type contractShowCommand struct {
 	target `embed:""`
-	Local  bool `help:"Only what the node that is asked sees by itself."`
+	Local  bool `help:"Show only what the node that is asked sees itself."`
 	JSON   bool `name:"json" help:"Print one JSON object."`
 }
 
@@ -80,8 +80,8 @@ func printGuarantee(w io.Writer, g *writv1.Guarantee) {
 // contractSetCommand changes the contract.
 type contractSetCommand struct {
 	target       `embed:""`
-	Window       *time.Duration    `help:"How long idempotency keys are remembered at least."`
-	Kind         map[string]string `placeholder:"KIND=DURATION" help:"The same for one kind, e.g. --kind account=48h; 0 takes the kind's own word away."`
+	Window       *time.Duration    `help:"Least time for which idempotency keys are remembered."`
+	Kind         map[string]string `placeholder:"KIND=DURATION" help:"The same for one kind, e.g. --kind account=48h; 0 removes the contract's window for that kind."`
 	RetryHorizon *time.Duration    `help:"For how long clients may retry one key."`
 }
 
@@ -117,6 +117,6 @@ func (c *contractSetCommand) Run(ctx context.Context, std streams) error {
 	for _, kind := range slices.Sorted(maps.Keys(res.GetContract().GetWindowByKind())) {
 		fmt.Fprintf(std.out, "  kind %s: %v\n", kind, time.Duration(res.GetContract().GetWindowByKind()[kind]))
 	}
-	fmt.Fprintln(std.out, "keys that are stored already keep the time they were given; nodes that were started with another --window show window_agreed as not met, and must be given the new one before they start again")
+	fmt.Fprintln(std.out, "keys that are stored already keep the time they were given; nodes that were started with another --window show window_agreed as not met, and must be given the new one when they start again")
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 
 // crashesCommand holds the operator's verbs for what has ended processes.
 type crashesCommand struct {
-	List   crashesListCommand   `cmd:"" default:"withargs" help:"List what handlers had in hand when processes ended, and which commands and queries are refused for it."`
+	List   crashesListCommand   `cmd:"" default:"withargs" help:"List what handlers were working on when processes ended, and which commands and queries are refused because of it."`
 	Forget crashesForgetCommand `cmd:"" help:"Let all nodes run again what they refuse because it has ended processes."`
 }
 

@@ -9,11 +9,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"writ/actors/entity"
 	"writ/cmd/node/node"
 	nodev1 "writ/proto/writ/node/v1"
 )
@@ -22,7 +26,7 @@ import (
 type devCommand struct {
 	Dir          string `default:"data/dev" type:"path" help:"Data folder; each node has a folder in it."`
 	Nodes        int    `default:"3" help:"Number of nodes: 1, 3 or 5."`
-	BasePort     int    `default:"7400" help:"Ports of the first node: this one gRPC, then HTTP, gossip, Raft; the next node's are 10 higher."`
+	BasePort     int    `default:"7400" help:"Ports of the first node: this one for gRPC, the next three for HTTP, gossip and Raft; each further node's are 10 higher."`
 	ReadyFile    string `type:"path" help:"JSON file with the nodes' addresses, written when all shards serve."`
 	clusterFlags `embed:""`
 	Verbose      bool `help:"Log everything; without it only errors, and warnings once the cluster has settled."`
@@ -50,6 +54,9 @@ func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err 
 	if c.BasePort < 1 || c.BasePort+10*c.Nodes > 65535 {
 		return usage("--base-port is %d: the ports up to %d must be valid", c.BasePort, c.BasePort+10*c.Nodes)
 	}
+	if err := c.checkFolder(); err != nil {
+		return err
+	}
 	if c.Cluster == "" {
 		c.Cluster = "dev"
 	}
@@ -59,7 +66,7 @@ func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err 
 			return fmt.Errorf("ready file: %w", err)
 		}
 	}
-	fmt.Fprintf(std.err, "starting %d nodes with their data in %s\n", c.Nodes, c.Dir)
+	fmt.Fprintf(std.err, "starting %s with data in %s\n", count(c.Nodes, "node"), c.Dir)
 	level := new(slog.LevelVar)
 	level.Set(slog.LevelError) // a cluster that forms warns of much that passes
 	if c.Verbose {
@@ -70,13 +77,11 @@ func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err 
 	if err != nil {
 		return err
 	}
-	for _, n := range nodes {
-		if err := n.AwaitReady(ctx); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
+	if err := awaitReady(ctx, nodes, std.err); err != nil {
+		if ctx.Err() != nil {
+			return nil
 		}
+		return err
 	}
 	if err := c.writeReadyFile(ready); err != nil {
 		return err
@@ -84,7 +89,7 @@ func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err 
 	if err := c.settle(ctx, std, ready); err != nil {
 		return err
 	}
-	if err := c.announce(std.out, ready); err != nil {
+	if err := c.announce(std.out, ready, kinds); err != nil {
 		return err
 	}
 	level.Set(min(level.Level(), slog.LevelWarn))
@@ -101,6 +106,84 @@ func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err 
 	case err := <-failed:
 		return err
 	}
+}
+
+// nodesMost is the largest number of nodes that dev runs.
+const nodesMost = 5
+
+// checkFolder refuses a folder with the data of more nodes than are to run: without
+// a majority of them nothing would ever serve.
+func (c *devCommand) checkFolder() error {
+	var names []string
+	held := 0
+	for i := range nodesMost {
+		names = append(names, fmt.Sprintf("n%d", i+1))
+		if _, err := os.Stat(filepath.Join(c.Dir, names[i], "node.json")); err == nil { // the node's identity
+			held = i + 1
+		}
+	}
+	if held <= c.Nodes {
+		return nil
+	}
+	held += 1 - held%2 // the folder of the last one may be lost
+	return usage("this folder holds a cluster of %d nodes (%s): give --nodes %d, or another --dir", held, strings.Join(names[:held], ", "), held)
+}
+
+// Timing of what is said while nodes are not ready: a cluster that forms takes a
+// second or two.
+const (
+	devNoticeAfter = 5 * time.Second
+	devNoticeEvery = time.Second
+)
+
+// awaitReady waits until all nodes are ready. If that takes long it says why, and
+// again whenever there is another reason: they may wait for a person.
+func awaitReady(ctx context.Context, nodes []*node.Node, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	ready := make(chan error, len(nodes))
+	for _, n := range nodes {
+		wg.Go(func() { ready <- n.AwaitReady(ctx) })
+	}
+	next := time.NewTimer(devNoticeAfter)
+	defer next.Stop()
+	said := ""
+	for waiting := len(nodes); waiting > 0; {
+		select {
+		case err := <-ready:
+			if err != nil {
+				return err
+			}
+			waiting--
+		case <-next.C:
+			next.Reset(devNoticeEvery)
+			var text strings.Builder
+			for _, n := range nodes {
+				text.WriteString(unready(n.Readiness()))
+			}
+			if text.String() != said {
+				said = text.String()
+				fmt.Fprint(out, said)
+			}
+		}
+	}
+	return nil
+}
+
+// unready says what a node waits for, a line for each reason. Of shards it tells one:
+// mostly all wait for the same.
+func unready(r node.Readiness) string {
+	var text strings.Builder
+	for _, part := range slices.Sorted(maps.Keys(r.Reasons)) {
+		fmt.Fprintf(&text, "%s is not ready: %s: %s\n", r.Node, part, r.Reasons[part])
+	}
+	if len(r.Shards) > 0 {
+		first := slices.Min(slices.Collect(maps.Keys(r.Shards)))
+		fmt.Fprintf(&text, "%s is not ready: %d shards, of these shard %d: %s\n", r.Node, len(r.Shards), first, r.Shards[first])
+	}
+	return text.String()
 }
 
 // start starts all nodes at once: none of them can form the cluster alone.
@@ -131,6 +214,9 @@ func (c *devCommand) start(ctx context.Context, kinds definers, logs io.Writer, 
 		config.InitialNodes, config.Join = names, join
 		n, err := node.Start(ctx, config)
 		if err != nil {
+			if strings.Contains(err.Error(), "in use") && !strings.Contains(err.Error(), "data folder") {
+				err = fmt.Errorf("%w (--base-port chooses other ports)", err)
+			}
 			return ready, nodes, err
 		}
 		nodes = append(nodes, n)
@@ -209,7 +295,9 @@ func (c *devCommand) settle(ctx context.Context, std streams, ready readyFile) e
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if s, err := admin.Status(ctx, &nodev1.StatusRequest{}); err == nil && settled(s) {
+		s, err := admin.Status(ctx, &nodev1.StatusRequest{})
+		if err == nil && settled(s) {
+			fmt.Fprint(std.err, c.ignored(len(s.GetMeta().GetShards())))
 			return nil
 		}
 		select {
@@ -218,6 +306,15 @@ func (c *devCommand) settle(ctx context.Context, std streams, ready readyFile) e
 			return nil
 		}
 	}
+}
+
+// ignored says that --shards was given in vain, for a cluster that has been formed
+// with another number; "" if it was not.
+func (c *devCommand) ignored(shards int) string {
+	if c.Shards == 0 || int(c.Shards) == shards {
+		return ""
+	}
+	return fmt.Sprintf("the cluster has %s, fixed when it formed; --shards %d is ignored\n", count(shards, "shard"), c.Shards)
 }
 
 func settled(s *nodev1.StatusResponse) bool {
@@ -233,7 +330,7 @@ func settled(s *nodev1.StatusResponse) bool {
 	return true
 }
 
-func (c *devCommand) announce(out io.Writer, ready readyFile) error {
+func (c *devCommand) announce(out io.Writer, ready readyFile, kinds definers) error {
 	var addrs []string
 	for _, n := range ready.Nodes {
 		addrs = append(addrs, n.GRPC)
@@ -247,19 +344,41 @@ func (c *devCommand) announce(out io.Writer, ready readyFile) error {
   export WRIT_TOKEN=...   # one from the table; grpcurl wants -H "authorization: Bearer $WRIT_TOKEN"
 `
 	}
-	_, err := fmt.Fprintf(out, `%d nodes serve all shards. In another terminal:
-%s
-  %s submit --addr %s --kind account --id alice --key order-1 --command writ.account.v1.Deposit --json '{"amount_minor":500,"currency":"EUR"}'
+	serve := "serves"
+	if len(ready.Nodes) > 1 {
+		serve = "serve"
+	}
+	var guide strings.Builder
+	fmt.Fprintf(&guide, "%s %s all shards. In another terminal:\n%s\n", count(len(ready.Nodes), "node"), serve, tokens)
+	if kinds.handle("account", "writ.account.v1.Deposit") {
+		fmt.Fprintf(&guide, `  %s submit --addr %s --kind account --id alice --key order-1 --command writ.account.v1.Deposit --json '{"amount_minor":500,"currency":"EUR"}'
   %s read   --addr %s --kind account --id alice
   %s audit  --addr %s
 
   grpcurl -plaintext -d '{"entity":{"kind":"account","id":"alice"},"idempotency_key":"order-1","command":{"@type":"type.googleapis.com/writ.account.v1.Deposit","amount_minor":500,"currency":"EUR"}}' %s writ.v1.EntityService/Submit
-
+`, program, all, program, all, program, all, first.GRPC)
+	} else {
+		fmt.Fprintf(&guide, "  %s cluster status --addr %s\n  %s audit --addr %s\n\nThe kinds, and the commands that \"submit\" can send to them:\n\n", program, all, program, all)
+		for _, k := range kinds {
+			def := k.Definition()
+			fmt.Fprintf(&guide, "  %s: %s\n", def.Name(), or(strings.Join(def.Commands(), ", "), "none"))
+		}
+	}
+	fmt.Fprintf(&guide, `
   curl http://%s/readyz
 
 Ctrl-C ends the cluster; the data stays in %s.
-`, len(ready.Nodes), tokens, program, all, program, all, program, all, first.GRPC, first.HTTP, c.Dir)
+`, first.HTTP, c.Dir)
+	_, err := io.WriteString(out, guide.String())
 	return err
+}
+
+// handle reports whether there is a kind that handles a command.
+func (d definers) handle(kind, command string) bool {
+	return slices.ContainsFunc(d, func(k entity.Definer) bool {
+		def := k.Definition()
+		return def.Name() == kind && def.Command(command) != nil
+	})
 }
 
 func stopAll(nodes []*node.Node) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,8 +20,8 @@ type explainCommand struct {
 	Tenant  string `default:"default" help:"Tenant of the entity."`
 	Entity  string `placeholder:"KIND/ID" help:"The entity to explain; with --key, the entity that the key was used on."`
 	Key     string `help:"Idempotency key to explain."`
-	Command string `placeholder:"TYPE" help:"Full name of the key's command; without it all commands of the kind are looked up."`
-	Event   string `placeholder:"KIND/ID#N" help:"Event to explain: its source and its number there."`
+	Command string `placeholder:"TYPE" help:"Full name of the key's command; without it all commands of the kind are tried."`
+	Event   string `placeholder:"KIND/ID#N" help:"Event to explain: its source and its number there, or its epoch and number as lists print them (KIND/ID#EPOCH.N)."`
 }
 
 // explainDepth bounds the chain of events that is followed.
@@ -35,10 +36,11 @@ type explainer struct {
 
 // Run implements the subcommand.
 func (c *explainCommand) Run(ctx context.Context, std streams) error {
-	subject, number, err := c.subject()
+	asked, err := c.subject()
 	if err != nil {
 		return err
 	}
+	subject := asked.GetSource()
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {
 		return err
@@ -53,26 +55,36 @@ func (c *explainCommand) Run(ctx context.Context, std streams) error {
 	case c.Key != "":
 		x.key(ctx, subject, c.Key, seen)
 	case c.Event != "":
-		x.event(ctx, subject, number, seen)
+		x.event(ctx, asked, seen)
 	default:
 		x.entity(ctx, subject, seen)
 	}
 	return nil
 }
 
-// subject is the entity that is asked about, and the number of the event.
-func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error) {
+// subject is the entity that is asked about, and the number of the event, with its
+// epoch if one is given.
+func (c *explainCommand) subject() (asked *recordv1.EventId, err error) {
 	name := c.Entity
+	asked = &recordv1.EventId{}
 	if c.Event != "" {
 		if c.Key != "" || c.Entity != "" {
-			return nil, 0, usage("give --event alone: it names its source")
+			return nil, usage("give --event alone: it names its source")
 		}
 		at := strings.LastIndex(c.Event, "#")
 		if at < 0 {
-			return nil, 0, usage("--event %q: give KIND/ID#N, e.g. account/alice#3", c.Event)
+			return nil, usage("--event %q: give KIND/ID#N, e.g. account/alice#3", c.Event)
 		}
-		if number, err = strconv.ParseUint(c.Event[at+1:], 10, 64); err != nil || number == 0 {
-			return nil, 0, usage("--event %q: events of a source are numbered from 1", c.Event)
+		number := c.Event[at+1:]
+		epoch, rest, both := strings.Cut(number, ".") // as lists print an event
+		if both {
+			number = rest
+			if asked.Epoch, err = strconv.ParseUint(epoch, 10, 64); err != nil || asked.GetEpoch() == 0 {
+				return nil, usage("--event %q: epochs are numbered from 1, e.g. account/alice#1.3", c.Event)
+			}
+		}
+		if asked.Sequence, err = strconv.ParseUint(number, 10, 64); err != nil || asked.GetSequence() == 0 {
+			return nil, usage("--event %q: events of a source are numbered from 1", c.Event)
 		}
 		name = c.Event[:at]
 	}
@@ -81,12 +93,12 @@ func (c *explainCommand) subject() (ref *recordv1.Ref, number uint64, err error)
 	case c.Event != "":
 		what = "the source of --event"
 	case c.Entity == "" && c.Key != "":
-		return nil, 0, usage("say on which entity the key was used: --entity KIND/ID --key KEY")
+		return nil, usage("say on which entity the key was used: --entity KIND/ID --key KEY")
 	case c.Entity == "":
-		return nil, 0, usage("say what to explain: --entity KIND/ID, --entity KIND/ID --key KEY, or --event KIND/ID#N")
+		return nil, usage("say what to explain: --entity KIND/ID, --entity KIND/ID --key KEY, or --event KIND/ID#N")
 	}
-	ref, err = parseRef(what, c.Tenant, name)
-	return ref, number, err
+	asked.Source, err = parseRef(what, c.Tenant, name)
+	return asked, err
 }
 
 func nameOf(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }
@@ -114,7 +126,7 @@ func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen
 	if k == nil {
 		x.say(0, "Nothing is stored under key %q: no command with it has been committed, or it has been forgotten.", key)
 		if through := seen.GetExpiredThrough(); through != 0 {
-			x.say(0, "Forgotten are keys that were accepted up to %s.", x.ago(through))
+			x.say(0, "Keys accepted up to %s have been forgotten.", x.ago(through))
 		} else {
 			x.say(0, "No key of this shard has been forgotten yet, so none was committed. It may be in flight: ask \"node outcome\".")
 		}
@@ -137,14 +149,14 @@ func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen
 	}
 	waiting := x.rows(ctx, 1, ref, seen, func(row *recordv1.Row) bool { return emittedBy(k, outcome, row) })
 	if waiting == 0 && outcome.GetRows() == 0 {
-		x.say(0, "None of its events waits: all that it emitted are confirmed by their destinations, or it emitted none.")
+		x.say(0, "None of its events is waiting: it emitted none, or their destinations have confirmed them all.")
 	}
 	x.emitted(ctx, ref, seen, outcome)
 	if seen.GetCut() {
-		x.say(0, "The entity has more lanes than are shown here.")
+		x.say(0, "%s has more outgoing lanes than the %d that were looked at.", nameOf(ref), len(seen.GetOutgoing()))
 	}
 	if id := traceID(outcome.GetTrace()); id != "" {
-		x.say(0, "Its trace is %s: it has each delivery with its time and attempt.", id)
+		x.say(0, "Its trace is %s: it shows the time and attempt of each delivery.", id)
 	} else if outcome.GetRows() > 0 {
 		x.say(0, "It was not traced: times and attempts of confirmed deliveries are not kept.")
 	}
@@ -184,13 +196,13 @@ func (x *explainer) emitted(ctx context.Context, ref *recordv1.Ref, seen *nodev1
 	w := x.walk(ctx, ref, seen, outcome)
 	switch {
 	case w.waiting() > 0:
-		x.say(0, "%s behind it, and may come of it.", events(w.waiting())+wait(w.waiting()))
-	case w.unknown > 0 || w.cut:
-		x.say(0, "Nothing that was looked at waits; not all could be looked at.")
+		x.say(0, "%s downstream and may come of it.", events(w.waiting())+wait(w.waiting()))
+	case len(w.missed) > 0:
+		x.say(0, "Nothing that was looked at is waiting, but not everything could be looked at: %s.", missedText(w.missed))
 	case w.numbered != before.numbered:
-		x.say(0, "Nothing waits behind it, but events moved while this was found out: ask again.")
+		x.say(0, "Nothing waits downstream, but events moved while this was found out: ask again.")
 	default:
-		x.say(0, "Nothing waits behind it: all that came of it has been applied.")
+		x.say(0, "Nothing waits downstream: all that came of it has been applied.")
 	}
 }
 
@@ -202,14 +214,15 @@ func (x *explainer) walk(ctx context.Context, ref *recordv1.Ref, seen *nodev1.In
 		there, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: to, Source: ref})
 		if err != nil {
 			x.say(1, "%s in its lane to %s: its leader does not answer (%v).", rowsOf(e), nameOf(to), err)
-			w.unknown++
+			w.miss("the leader of %s does not answer", nameOf(to))
 			continue
 		}
 		last := e.GetLaneSequence() + uint64(e.GetRows()) - 1
-		lane := laneTo(seen, to)
-		x.say(1, "%s in its lane to %s: %s.", rowsOf(e), nameOf(to), delivered(lane, last, there.GetApplied()))
-		if lane == nil { // not among the lanes that are shown
-			w.cut = true
+		open := laneTo(seen, to)
+		lane := open.GetLane()
+		x.say(1, "%s in its lane to %s: %s.", rowsOf(e), nameOf(to), delivered(open, last, there.GetApplied()))
+		if open == nil { // not among the lanes that are shown
+			w.miss("the lane from %s to %s is not among those that are shown", nameOf(ref), nameOf(to))
 		} else if lane.GetConfirmed() < last {
 			w.waits(ref, to, last-lane.GetConfirmed())
 		}
@@ -221,12 +234,26 @@ func (x *explainer) walk(ctx context.Context, ref *recordv1.Ref, seen *nodev1.In
 // walk is a walk along lanes, from entity to entity.
 type walk struct {
 	seen     map[string]bool
-	numbered uint64 // events, of all entities seen
-	unknown  int    // entities that could not be asked
-	cut      bool
+	numbered uint64   // events, of all entities seen
+	missed   []string // what was not looked at, and why
 	// lanes are the events that wait, by source and destination: a walk may come
 	// back to a lane that it has counted.
 	lanes map[[2]string]uint64
+}
+
+// miss notes that something was not looked at.
+func (w *walk) miss(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(w.missed, text) {
+		w.missed = append(w.missed, text)
+	}
+}
+
+// missedText names the first things that were not looked at.
+func missedText(missed []string) string {
+	if more := len(missed) - missedShown; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(missed[:missedShown], "; "), more)
+	}
+	return strings.Join(missed, "; ")
 }
 
 // waits notes that events wait in a lane.
@@ -243,8 +270,12 @@ func (w *walk) waiting() (n uint64) {
 	return n
 }
 
-// entitiesWalked bounds a walk.
-const entitiesWalked = 32
+const (
+	// entitiesWalked bounds a walk.
+	entitiesWalked = 32
+	// missedShown is how much of what a walk has missed is named.
+	missedShown = 3
+)
 
 // onward tells what an entity has emitted, whatever it came of: what is confirmed
 // keeps no mark of the event that it came of. Where all is confirmed, all that came
@@ -254,7 +285,10 @@ func (x *explainer) onward(ctx context.Context, depth int, at *recordv1.Ref, see
 		return
 	}
 	w.seen[nameOf(at)] = true
-	w.cut = w.cut || seen.GetCut()
+	// Only what it emits counts: the statement has more sources than are ever shown.
+	if seen.GetCut() {
+		w.miss("%s has more outgoing lanes than the %d that are shown", nameOf(at), len(seen.GetOutgoing()))
+	}
 	for _, l := range seen.GetOutgoing() {
 		to, lane := l.GetDestination(), l.GetLane()
 		pending := lane.GetNumbered() - lane.GetConfirmed()
@@ -268,14 +302,18 @@ func (x *explainer) onward(ctx context.Context, depth int, at *recordv1.Ref, see
 		if w.seen[nameOf(to)] {
 			continue
 		}
-		if depth >= explainDepth || len(w.seen) >= entitiesWalked {
-			w.cut = true
+		switch {
+		case depth >= explainDepth:
+			w.miss("%s is too far down the chain", nameOf(to))
+			continue
+		case len(w.seen) >= entitiesWalked:
+			w.miss("more than %d entities would have to be asked", entitiesWalked)
 			continue
 		}
 		there, err := x.admin.Inspect(ctx, &nodev1.InspectRequest{Entity: to, Source: at})
 		if err != nil {
 			x.say(depth+1, "The leader of %s does not answer (%v).", nameOf(to), err)
-			w.unknown++
+			w.miss("the leader of %s does not answer", nameOf(to))
 			continue
 		}
 		x.onward(ctx, depth+1, to, there, w)
@@ -283,24 +321,41 @@ func (x *explainer) onward(ctx context.Context, depth int, at *recordv1.Ref, see
 }
 
 // delivered says how far rows up to the last are.
-func delivered(lane *recordv1.Lane, last, applied uint64) string {
+func delivered(l *nodev1.InspectedLane, last, applied uint64) string {
+	lane := l.GetLane()
 	switch {
-	case lane == nil && applied >= last:
+	case l == nil && applied >= last:
 		return "applied there, once"
 	case lane.GetConfirmed() >= last && lane.GetSkipped() > 0:
 		return fmt.Sprintf("confirmed; of this lane an operator has skipped %d", lane.GetSkipped())
 	case lane.GetConfirmed() >= last:
 		return fmt.Sprintf("applied there, once, and confirmed; it has applied the lane up to row %d", applied)
+	case applied >= last && standsSkipped(l):
+		return skippedHere(l)
 	case applied >= last:
 		return "applied there; the confirmation is on its way back"
 	}
 	return fmt.Sprintf("applied there up to row %d", applied)
 }
 
-func laneTo(seen *nodev1.InspectResponse, to *recordv1.Ref) *recordv1.Lane {
+// standsSkipped reports whether an operator has skipped the first row of a lane that
+// still stands: the reason that is stored with it is that of the event, and no longer
+// holds.
+func standsSkipped(l *nodev1.InspectedLane) bool {
+	rows := l.GetRows()
+	return l.GetLane().GetStatus() != recordv1.Lane_ACTIVE && len(rows) > 0 && rows[0].GetEvent() == nil
+}
+
+// skippedHere says how such a lane goes on.
+func skippedHere(l *nodev1.InspectedLane) string {
+	return fmt.Sprintf("event %d was skipped by an operator, and the lane stands still until node lanes %s --entity %s",
+		l.GetRows()[0].GetSequence(), goesOn(l.GetLane()), nameOf(l.GetRows()[0].GetSource()))
+}
+
+func laneTo(seen *nodev1.InspectResponse, to *recordv1.Ref) *nodev1.InspectedLane {
 	for _, l := range seen.GetOutgoing() {
 		if nameOf(l.GetDestination()) == nameOf(to) {
-			return l.GetLane()
+			return l
 		}
 	}
 	return nil // cut off: nothing is known of it
@@ -337,17 +392,32 @@ func traceID(traceparent string) string {
 }
 
 // event explains one event.
-func (x *explainer) event(ctx context.Context, source *recordv1.Ref, number uint64, seen *nodev1.InspectResponse) {
+func (x *explainer) event(ctx context.Context, asked *recordv1.EventId, seen *nodev1.InspectResponse) {
+	source, number := asked.GetSource(), asked.GetSequence()
 	x.where(source, seen)
 	if last := seen.GetEntity().GetSourceSequence(); number > last {
 		x.say(0, "Event %d does not exist: %s has emitted %d.", number, nameOf(source), last)
 		return
 	}
-	if x.rows(ctx, 0, source, seen, func(row *recordv1.Row) bool { return row.GetSequence() == number }) > 0 {
+	var other uint64 // epoch of a row with this number that is not the one asked for
+	if x.rows(ctx, 0, source, seen, func(row *recordv1.Row) bool {
+		if row.GetSequence() != number {
+			return false
+		}
+		if asked.GetEpoch() != 0 && asked.GetEpoch() != row.GetEpoch() {
+			other = row.GetEpoch()
+			return false
+		}
+		return true
+	}) > 0 {
+		return
+	}
+	if other != 0 {
+		x.say(0, "Event %d that waits is of epoch %d, not %d: ask for %s#%d.%d.", number, other, asked.GetEpoch(), nameOf(source), other, number)
 		return
 	}
 	if beyond(seen, number) {
-		x.say(0, "Event %d stands behind the first %d rows of its lane, or in a lane that is not shown: it waits for those before it.", number, rowsShown(seen))
+		x.say(0, "Event %d comes after the first %d rows of its lane, or is in a lane that is not shown: it waits for those before it.", number, rowsShown(seen))
 		return
 	}
 	x.say(0, "Event %d is confirmed: its destination has applied it once, or an operator has skipped it. Its row is gone.", number)
@@ -397,8 +467,11 @@ func (x *explainer) entity(ctx context.Context, ref *recordv1.Ref, seen *nodev1.
 			x.say(1, "%s", x.why(l, l.GetRows()[0], x.destination(ctx, l)))
 		}
 	}
+	if seen.GetCutIncoming() {
+		x.say(0, "There are more lanes to it than are shown here.")
+	}
 	if seen.GetCut() {
-		x.say(0, "There are more lanes than are shown here.")
+		x.say(0, "There are more lanes from it than are shown here.")
 	}
 }
 
@@ -450,10 +523,15 @@ func (x *explainer) destination(ctx context.Context, l *nodev1.InspectedLane) *d
 func (x *explainer) why(l *nodev1.InspectedLane, row *recordv1.Row, there *destinationView) string {
 	lane, to := l.GetLane(), nameOf(l.GetDestination())
 	switch {
+	case standsSkipped(l):
+		return fmt.Sprintf("The lane waits: %s.", skippedHere(l))
+	case there.err == nil && row.GetLaneSequence() <= there.seen.GetApplied() && row.GetEvent() == nil:
+		return "The lane goes on without it; the confirmation is on its way back."
 	case there.err == nil && row.GetLaneSequence() <= there.seen.GetApplied():
 		return fmt.Sprintf("%s has applied it; the confirmation is on its way back.", to)
 	case lane.GetStatus() == recordv1.Lane_PARKED:
-		return fmt.Sprintf("The lane is parked at row %d after %d refused deliveries: %s. It stands until an operator acts.", lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason())
+		return fmt.Sprintf("The lane is parked at row %d after %d refused deliveries: %s. It stands still until node lanes replay or skip --entity %s.",
+			lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason(), nameOf(row.GetSource()))
 	case lane.GetStatus() == recordv1.Lane_PAUSED:
 		return fmt.Sprintf("An operator has paused the lane: %s.", lane.GetReason())
 	case there.err != nil:

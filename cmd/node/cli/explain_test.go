@@ -27,6 +27,13 @@ func laneOf(change func(*recordv1.Lane)) *nodev1.InspectedLane {
 	return l
 }
 
+// skipped is such a lane whose first row an operator has skipped.
+func skipped(status recordv1.Lane_Status) *nodev1.InspectedLane {
+	l := laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts, l.Skipped = status, "poison", 8, 1 })
+	l.GetRows()[0].Event = nil
+	return l
+}
+
 func TestWhyARowWaits(t *testing.T) {
 	applied := func(n uint64) *destinationView {
 		return &destinationView{seen: &nodev1.InspectResponse{Applied: n}}
@@ -40,10 +47,17 @@ func TestWhyARowWaits(t *testing.T) {
 		"applied":         {laneOf(nil), 0, applied(1), "account/b has applied it; the confirmation is on its way"},
 		"next":            {laneOf(nil), 0, applied(0), "next at account/b"},
 		"behind others":   {laneOf(nil), 2, applied(0), "the rows between come first"},
-		"parked":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts = recordv1.Lane_PARKED, "poison", 8 }), 0, applied(0), "parked at row 1 after 8 refused deliveries: poison"},
+		"parked":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts = recordv1.Lane_PARKED, "poison", 8 }), 0, applied(0), "parked at row 1 after 8 refused deliveries: poison. It stands still until node lanes replay or skip --entity account/a."},
 		"paused":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason = recordv1.Lane_PAUSED, "night" }), 0, applied(0), "paused the lane: night"},
 		"refused":         {laneOf(func(l *recordv1.Lane) { l.Attempts, l.Reason = 3, "no" }), 0, applied(0), "refused 3 times: no"},
 		"does not answer": {laneOf(nil), 0, &destinationView{err: errors.New("no leader")}, "does not answer (no leader)"},
+		"skipped": {
+			skipped(recordv1.Lane_PARKED), 0, applied(1),
+			"The lane waits: event 10 was skipped by an operator, and the lane stands still until node lanes replay --entity account/a.",
+		},
+		"behind a skipped one": {skipped(recordv1.Lane_PARKED), 2, applied(1), "event 10 was skipped by an operator"},
+		"skipped while paused": {skipped(recordv1.Lane_PAUSED), 0, applied(1), "until node lanes resume --entity account/a."},
+		"skipped and replayed": {skipped(recordv1.Lane_ACTIVE), 0, applied(1), "The lane goes on without it; the confirmation is on its way back."},
 	} {
 		if got := (&explainer{}).why(tt.lane, tt.lane.GetRows()[tt.row], tt.there); !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %q does not say %q", name, got, tt.want)
@@ -84,9 +98,10 @@ func TestExplainFollowsTheChain(t *testing.T) {
 		}
 	}
 	out.Reset()
-	x.event(t.Context(), ref("a"), 13, from)
-	x.event(t.Context(), ref("a"), 9, from)
-	if got := out.String(); !strings.Contains(got, "Event 13 does not exist: account/a has emitted 12") || !strings.Contains(got, "Event 9 is confirmed") {
+	x.event(t.Context(), &recordv1.EventId{Source: ref("a"), Sequence: 13}, from)
+	x.event(t.Context(), &recordv1.EventId{Source: ref("a"), Sequence: 9}, from)
+	x.event(t.Context(), &recordv1.EventId{Source: ref("a"), Epoch: 2, Sequence: 11}, from)
+	if got := out.String(); !strings.Contains(got, "Event 11 that waits is of epoch 1, not 2: ask for account/a#1.11.") || !strings.Contains(got, "Event 13 does not exist: account/a has emitted 12") || !strings.Contains(got, "Event 9 is confirmed") {
 		t.Errorf("got:\n%s", got)
 	}
 }
@@ -109,24 +124,54 @@ func TestExplainTellsCommandsApart(t *testing.T) {
 	}
 }
 
+// TestExplainSkipped covers a command whose event an operator has skipped: nothing is
+// on its way while the lane stands.
+func TestExplainSkipped(t *testing.T) {
+	outcome := &recordv1.Outcome{Decision: recordv1.Outcome_EXECUTED, Version: 7, Rows: 1, Emitted: []*recordv1.Emitted{{Kind: "account", Id: "b", LaneSequence: 1, Rows: 1}}}
+	from := &nodev1.InspectResponse{
+		Outgoing: []*nodev1.InspectedLane{skipped(recordv1.Lane_PARKED)},
+		Key:      &recordv1.KeyRecord{Key: &recordv1.Key{CommandType: "t.Do", AcceptedAt: 5}, Outcome: outcome},
+	}
+	var out strings.Builder
+	x := &explainer{out: &out, now: time.Now(), admin: inspected{by: map[string]*nodev1.InspectResponse{"b": {Applied: 1}}}}
+	x.key(t.Context(), ref("a"), "k", from)
+	got := out.String()
+	for _, want := range []string{
+		"Event 10 of account/a, skipped by an operator, is row 1 of its lane to account/b",
+		"Row 1 in its lane to account/b: event 10 was skipped by an operator, and the lane stands still until node lanes replay --entity account/a.",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("nothing says %q in:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "on its way back") {
+		t.Errorf("nothing is on its way:\n%s", got)
+	}
+}
+
 func TestExplainSubject(t *testing.T) {
 	for name, tt := range map[string]struct {
 		c      explainCommand
 		id     string
+		epoch  uint64
 		number uint64
 		bad    bool
 	}{
 		"entity":          {c: explainCommand{Entity: "account/a/b"}, id: "a/b"},
 		"event":           {c: explainCommand{Event: "account/a#b#3"}, id: "a#b", number: 3},
+		"as lists do":     {c: explainCommand{Event: "account/a.b#2.3"}, id: "a.b", epoch: 2, number: 3},
+		"epoch 0":         {c: explainCommand{Event: "account/a#0.1"}, bad: true},
+		"event 1.0":       {c: explainCommand{Event: "account/a#1.0"}, bad: true},
+		"epoch alone":     {c: explainCommand{Event: "account/a#1."}, bad: true},
 		"nothing":         {bad: true},
 		"key alone":       {c: explainCommand{Key: "k"}, bad: true},
 		"event and key":   {c: explainCommand{Event: "account/a#1", Key: "k"}, bad: true},
 		"event without #": {c: explainCommand{Event: "account/a"}, bad: true},
 		"event 0":         {c: explainCommand{Event: "account/a#0"}, bad: true},
 	} {
-		got, number, err := tt.c.subject()
-		if (err != nil) != tt.bad || got.GetId() != tt.id || number != tt.number {
-			t.Errorf("%s: %v, %d, %v", name, got, number, err)
+		got, err := tt.c.subject()
+		if (err != nil) != tt.bad || got.GetSource().GetId() != tt.id || got.GetEpoch() != tt.epoch || got.GetSequence() != tt.number {
+			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
 }

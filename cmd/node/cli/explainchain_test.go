@@ -50,6 +50,19 @@ func TestExplainWhatIsConfirmed(t *testing.T) {
 	if _, err := cl.Submit(ctx, "account", "alice", "open", &accountv1.Deposit{AmountMinor: 9, Currency: "EUR"}, client.SubmitOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// More sources than an inspection of the statement shows: its own lanes are all there.
+	errs := make(chan error, 100)
+	for i := range cap(errs) {
+		go func() {
+			_, err := cl.Submit(ctx, "account", fmt.Sprint("other", i), "open", &accountv1.Deposit{AmountMinor: 9, Currency: "EUR"}, client.SubmitOptions{})
+			errs <- err
+		}()
+	}
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := cl.Submit(ctx, "account", "alice", "pay", &accountv1.Transfer{To: "bob", AmountMinor: 4, Currency: "EUR"}, client.SubmitOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +82,12 @@ func TestExplainWhatIsConfirmed(t *testing.T) {
 			<-tick.C
 		}
 	}
+	statement := &nodev1.InspectRequest{Entity: &recordv1.Ref{Tenant: "default", Kind: "statement", Id: "all"}}
+	for seen := new(nodev1.InspectResponse); !seen.GetCutIncoming(); <-tick.C {
+		if seen, err = admin.Inspect(ctx, statement); err != nil || seen.GetCut() {
+			t.Fatal(err, seen.GetCut())
+		}
+	}
 	text := explain(explainCommand{Entity: "account/alice", Key: "pay"})
 	for _, want := range []string{
 		"Transfer was executed once", "It emitted 2 events.",
@@ -77,7 +96,7 @@ func TestExplainWhatIsConfirmed(t *testing.T) {
 		"account/bob has emitted 1 event to statement/all: all confirmed.",
 		"Row 2 in its lane to statement/all: applied there, once, and confirmed; it has applied the lane up to row 2.",
 		"account/alice has emitted 2 events to statement/all: all confirmed.",
-		"Nothing waits behind it: all that came of it has been applied.",
+		"Nothing waits downstream: all that came of it has been applied.",
 		"It was not traced",
 	} {
 		if !strings.Contains(text, want) {
@@ -120,7 +139,7 @@ func TestExplainWhatStillWaits(t *testing.T) {
 	x.emitted(t.Context(), ref("a"), from, outcome)
 	for _, want := range []string{
 		"Rows 4 to 5 in its lane to account/b: applied there, once", "account/b has emitted 3 events to account/d: 1 event waits.",
-		"Row 1 in its lane to account/c: confirmed; of this lane an operator has skipped 1.", "1 event waits behind it, and may come of it.",
+		"Row 1 in its lane to account/c: confirmed; of this lane an operator has skipped 1.", "1 event waits downstream and may come of it.",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("nothing says %q in:\n%s", want, out.String())
@@ -131,7 +150,7 @@ func TestExplainWhatStillWaits(t *testing.T) {
 	by["b"].GetOutgoing()[1].Lane.Confirmed = 3
 	out.Reset()
 	x.emitted(t.Context(), ref("a"), from, outcome)
-	if !strings.Contains(out.String(), "\n1 event waits behind it") {
+	if !strings.Contains(out.String(), "\n1 event waits downstream") {
 		t.Errorf("one event waits:\n%s", out.String())
 	}
 	// The lane is not among those that are shown.
@@ -139,18 +158,33 @@ func TestExplainWhatStillWaits(t *testing.T) {
 	from.Outgoing, from.Cut = shown[1:], true
 	out.Reset()
 	x.emitted(t.Context(), ref("a"), from, outcome)
-	if got := out.String(); !strings.Contains(got, "Rows 4 to 5 in its lane to account/b: applied there, once.") || !strings.Contains(got, "\nNothing that was looked at waits; not all") {
+	if got := out.String(); !strings.Contains(got, "Rows 4 to 5 in its lane to account/b: applied there, once.") || !strings.Contains(got, "\nNothing that was looked at is waiting, but not everything could be looked at: the lane from account/a to account/b is not among those that are shown; account/a has more outgoing lanes than the 1 that are shown.\n") {
 		t.Errorf("nothing waits in a lane that is not shown:\n%s", got)
 	}
 	from.Outgoing, from.Cut = shown, false
 	from.Outgoing[0] = lane("b", 5, 5, 0)
+	// Many sources of a destination are no reason to doubt: nothing of what it emits is
+	// missing. Many destinations are.
+	by["b"].CutIncoming = true
+	out.Reset()
+	x.emitted(t.Context(), ref("a"), from, outcome)
+	if got := out.String(); !strings.Contains(got, "\nNothing waits downstream: all that came of it has been applied.\n") {
+		t.Errorf("a destination with many sources:\n%s", got)
+	}
+	by["d"].Cut = true
+	out.Reset()
+	x.emitted(t.Context(), ref("a"), from, outcome)
+	if got := out.String(); !strings.Contains(got, "could be looked at: account/d has more outgoing lanes than the 0 that are shown.\n") {
+		t.Errorf("an entity with many destinations:\n%s", got)
+	}
+	by["d"].Cut = false
 	for i := range 40 { // a chain that is longer than a walk
 		by["d"].Outgoing = append(by["d"].GetOutgoing(), lane(fmt.Sprint("e", i), 1, 1, 0))
 		by[fmt.Sprint("e", i)] = &nodev1.InspectResponse{}
 	}
 	out.Reset()
 	x.emitted(t.Context(), ref("a"), from, outcome)
-	if !strings.Contains(out.String(), "not all could be looked at") {
+	if !strings.Contains(out.String(), "not everything could be looked at: more than 32 entities would have to be asked.\n") {
 		t.Errorf("a walk that was cut says:\n%s", out.String())
 	}
 	if id := traceID(outcome.GetTrace()); id != "0af7651916cd43dd8448eb211c80319c" {

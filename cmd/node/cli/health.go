@@ -20,7 +20,7 @@ import (
 type healthCommand struct {
 	HTTP string        `name:"http" default:"127.0.0.1:7401" env:"WRIT_HTTP" help:"HTTP address of the node."`
 	Path string        `default:"/readyz" enum:"/readyz,/healthz,/startupz" help:"Which check: /readyz, /healthz or /startupz."`
-	Wait time.Duration `help:"Go on asking for this long until the node is ready."`
+	Wait time.Duration `help:"Keep asking for this long until the node is ready."`
 }
 
 // askTimeout bounds one question: a node that is frozen takes it and says nothing.

@@ -18,11 +18,11 @@ import (
 
 // lanesCommand holds the operator's verbs for lanes.
 type lanesCommand struct {
-	List   lanesListCommand   `cmd:"" default:"withargs" help:"List lanes whose rows wait, with the reason of those that stand."`
+	List   lanesListCommand   `cmd:"" default:"withargs" help:"List lanes with waiting rows, and why those that stand still do so."`
 	Show   lanesShowCommand   `cmd:"" help:"Show one lane and its first rows."`
 	Replay lanesReplayCommand `cmd:"" help:"Start parked lanes again with their first row, in order; event ids stay as they are."`
-	Skip   lanesSkipCommand   `cmd:"" help:"Take the event out of the first row of parked or paused lanes, for good."`
-	Pause  lanesPauseCommand  `cmd:"" help:"Stop active lanes until they are resumed. A lane that begins later, of a source that emits its first event to the destination, is not stopped."`
+	Skip   lanesSkipCommand   `cmd:"" help:"Drop the first event of parked or paused lanes, for good."`
+	Pause  lanesPauseCommand  `cmd:"" help:"Stop active lanes until they are resumed. A lane that a source opens later, with its first event to the destination, is not stopped."`
 	Resume lanesResumeCommand `cmd:"" help:"Start paused lanes again."`
 }
 
@@ -32,7 +32,7 @@ type laneFilter struct {
 	Entity      string `placeholder:"KIND/ID" help:"Only lanes from this entity."`
 	Kind        string `help:"Only lanes from entities of this kind."`
 	Destination string `placeholder:"KIND[/ID]" help:"Only lanes to this entity, or to this kind."`
-	Reason      string `placeholder:"TEXT" help:"Only lanes whose reason holds this text."`
+	Reason      string `placeholder:"TEXT" help:"Only lanes whose reason contains this text."`
 }
 
 func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
@@ -186,11 +186,15 @@ func skippedFirst(ctx context.Context, admin nodev1.AdminServiceClient, l foundL
 }
 
 func skippedNote(lane *recordv1.Lane, row uint64) string {
-	next := "replay"
+	return fmt.Sprintf("row %d skipped, %s to go on", row, goesOn(lane))
+}
+
+// goesOn is the verb that lets a standing lane go on.
+func goesOn(lane *recordv1.Lane) string {
 	if lane.GetStatus() == recordv1.Lane_PAUSED {
-		next = "resume"
+		return "resume"
 	}
-	return fmt.Sprintf("row %d skipped, %s to go on", row, next)
+	return "replay"
 }
 
 // laneTable prints lanes as a table or as lines of JSON.
@@ -218,10 +222,15 @@ func newLaneTable(out io.Writer, json bool) *laneTable {
 	return t
 }
 
+// waitingIn is the number of a lane's rows that are not confirmed.
+func waitingIn(l foundLane) uint64 {
+	return l.info.GetLane().GetNumbered() - l.info.GetLane().GetConfirmed()
+}
+
 func (t *laneTable) add(l foundLane) error {
 	lane := l.info.GetLane()
 	t.lanes++
-	t.rows += lane.GetNumbered() - lane.GetConfirmed()
+	t.rows += waitingIn(l)
 	if t.json {
 		return printLine(t.out, l.info)
 	}
@@ -230,7 +239,7 @@ func (t *laneTable) add(l foundLane) error {
 	}
 	_, err := fmt.Fprintf(t.table, "%d\t%s\t%s/%s\t%s/%s\t%d\t%s\t%d\t%s\n", l.shard, l.info.GetSource().GetTenant(),
 		l.info.GetSource().GetKind(), l.info.GetSource().GetId(), l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(),
-		lane.GetNumbered()-lane.GetConfirmed(), lane.GetStatus(), lane.GetAttempts(), or(t.note, lane.GetReason()))
+		waitingIn(l), lane.GetStatus(), lane.GetAttempts(), or(t.note, or(l.info.GetTrouble(), lane.GetReason())))
 	return err
 }
 
@@ -247,7 +256,7 @@ type lanesShowCommand struct {
 	Tenant   string `default:"default" help:"Tenant of the lane."`
 	From     string `arg:"" optional:"" placeholder:"KIND/ID" help:"Source, KIND/ID."`
 	To       string `arg:"" optional:"" placeholder:"KIND/ID" help:"Destination, KIND/ID."`
-	Limit    uint32 `default:"20" help:"At most so many rows."`
+	Limit    uint32 `default:"20" help:"Show at most this many rows."`
 	Payloads bool   `help:"Show the events' bytes, as JSON where their type is known."`
 	JSON     bool   `name:"json" help:"Print one JSON object."`
 }
@@ -275,6 +284,9 @@ func (c *lanesShowCommand) Run(ctx context.Context, std streams) error {
 		lane.GetNumbered(), lane.GetConfirmed(), lane.GetSkipped(), lane.GetAttempts())
 	if lane.GetReason() != "" {
 		fmt.Fprintf(std.out, "reason: %s\n", lane.GetReason())
+	}
+	if trouble := res.GetLane().GetTrouble(); trouble != "" {
+		fmt.Fprintf(std.out, "waits: %s\n", trouble)
 	}
 	if res.Applied != nil {
 		fmt.Fprintf(std.out, "the destination has applied %d\n", res.GetApplied())

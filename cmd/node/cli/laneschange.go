@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
@@ -13,7 +14,7 @@ import (
 type laneVerb struct {
 	target     `embed:""`
 	laneFilter `embed:""`
-	All        bool `help:"All lanes, where no filter is given."`
+	All        bool `help:"Change all lanes; needed if no filter is given."`
 	Yes        bool `help:"Do it. Without this, the lanes are only listed."`
 	JSON       bool `name:"json" help:"Print one JSON object per lane, as it is after the change."`
 }
@@ -99,12 +100,29 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 	}); err != nil {
 		return err
 	}
+	if len(lanes) == 0 {
+		fmt.Fprintf(std.err, "no %s lane matches\n", statusName(from))
+		return nil
+	}
 	table := newLaneTable(std.out, c.JSON)
 	table.shown = lanesShown
 	failed := 0
+	var before int // lanes whose first row had been skipped before
+	var beforeRows uint64
 	for _, l := range lanes {
-		if c.Yes {
-			list := steps(ctx, l)
+		list := steps(ctx, l)
+		table.note = ""
+		if !c.Yes || skipsOnly(list) {
+			// If it cannot be found out, a skip that is repeated does no harm.
+			if table.note, err = skippedFirst(ctx, admin, l); err != nil && !c.Yes {
+				return err
+			}
+		}
+		switch {
+		case table.note != "" && skipsOnly(list):
+			before++
+			beforeRows += waitingIn(l)
+		case c.Yes:
 			if err := changeLane(ctx, admin, &l, list); err != nil {
 				if failed++; failed <= lanesShown {
 					fmt.Fprintf(std.err, "%s/%s to %s/%s: %v\n", l.info.GetSource().GetKind(), l.info.GetSource().GetId(),
@@ -121,24 +139,42 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 	if err := table.flush(); err != nil {
 		return err
 	}
+	if before > 0 {
+		fmt.Fprintf(std.err, "the first row of %s is skipped already: replay parked lanes, resume paused ones\n", number(uint64(before), "lane", "lanes"))
+	}
+	changed := number(uint64(table.lanes-before), "lane", "lanes")
 	switch {
-	case !c.Yes:
-		fmt.Fprintf(std.err, "would %s %s with %s waiting; with --yes it is done\n", what, number(uint64(table.lanes), "lane", "lanes"), number(table.rows, "row", "rows"))
 	case failed > 0:
 		return fmt.Errorf("%d of %d lanes were not changed", failed, len(lanes))
+	case before == len(lanes): // nothing is left to do
+	case !c.Yes:
+		fmt.Fprintf(std.err, "would %s %s with %s waiting; add --yes to do it\n", what, changed, number(table.rows-beforeRows, "row", "rows"))
 	default:
-		fmt.Fprintf(std.err, "%s: %s done\n", what, number(uint64(table.lanes), "lane", "lanes"))
+		fmt.Fprintf(std.err, "%s: %s done\n", what, changed)
 	}
 	return nil
+}
+
+// statusName is the status of the lanes that a verb is for.
+func statusName(from recordv1.Lane_Status) string {
+	if from == anyStanding {
+		return "parked or paused"
+	}
+	return strings.ToLower(from.String())
 }
 
 // skipNote tells what a lane that looks as before does not: that its first row has
 // lost its event. It is "" after any other change.
 func skipNote(l foundLane, done []*nodev1.ChangeLaneRequest) string {
-	if len(done) != 1 || done[0].GetVerb() != nodev1.ChangeLaneRequest_SKIP {
+	if !skipsOnly(done) {
 		return ""
 	}
 	return skippedNote(l.info.GetLane(), done[0].GetSequence())
+}
+
+// skipsOnly reports whether a row is skipped and its lane left to stand.
+func skipsOnly(steps []*nodev1.ChangeLaneRequest) bool {
+	return len(steps) == 1 && steps[0].GetVerb() == nodev1.ChangeLaneRequest_SKIP
 }
 
 // changeLane carries out steps on a lane and keeps what it is afterwards.

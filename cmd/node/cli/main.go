@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -32,7 +33,7 @@ type commands struct {
 	Outbox  outboxCommand  `cmd:"" help:"List events that are not confirmed yet."`
 
 	Contract contractCommand `cmd:"" help:"Show what the cluster promises and whether it holds, or change its values."`
-	Explain  explainCommand  `cmd:"" help:"Tell in words what became of a key, an event or an entity, and what it waits for."`
+	Explain  explainCommand  `cmd:"" help:"Explain what became of a key, an event or an entity, and what it waits for."`
 
 	Health  healthCommand  `cmd:"" help:"Exit 0 if a node is ready, else say why not."`
 	Version versionCommand `cmd:"" help:"Print the version."`
@@ -53,7 +54,7 @@ func (e *usageError) Unwrap() error { return e.error }
 // usage is an error about the command line itself.
 func usage(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-// errSilent ends the process with status 1 when everything is said already.
+// errSilent ends the process with status 1 when everything has been said already.
 var errSilent = errors.New("")
 
 // definers are the kinds that nodes of this program host.
@@ -61,7 +62,7 @@ type definers []entity.Definer
 
 // Main runs the subcommand that the process's arguments name, and ends the process:
 // with status 0, 1 if it failed, or 2 if the arguments do not parse. Nodes that it
-// starts host these kinds. SIGINT and SIGTERM end it in order.
+// starts host these kinds. SIGINT and SIGTERM end it in an orderly way.
 func Main(kinds ...entity.Definer) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], kinds, streams{out: os.Stdout, err: os.Stderr})
@@ -87,6 +88,9 @@ func exitStatus(err error) int {
 
 // run parses the arguments and runs one subcommand.
 func run(ctx context.Context, args []string, kinds definers, std streams) error {
+	if len(kinds) == 0 {
+		return errors.New("no kinds: pass at least one to cli.Main")
+	}
 	var root commands
 	parser, err := kong.New(&root,
 		kong.Name("node"),
@@ -102,12 +106,17 @@ func run(ctx context.Context, args []string, kinds definers, std streams) error 
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		return &usageError{fmt.Errorf("%w; see \"node %s--help\"", err, verbOf(err))}
+		text := negative.ReplaceAllString(err.Error(), "$1 is $2: it must not be negative")
+		return usage("%s; see \"node %s--help\"", text, verbOf(err))
 	}
 	return inWords(parsed.Run(), "")
 }
 
-// verbOf is the subcommand whose arguments do not parse, with a space behind it.
+// negative is what the parser says of a number that begins like a flag. To write it
+// with "=", which it advises, does not help: no flag takes a negative number.
+var negative = regexp.MustCompile(`^(--[a-z-]+): expected (?:duration|u?int|float) value but got "(-[0-9][^"]*)" .*`)
+
+// verbOf is the subcommand whose arguments do not parse, followed by a space.
 func verbOf(err error) string {
 	parse, ok := errors.AsType[*kong.ParseError](err)
 	if !ok || parse.Context == nil || parse.Context.Selected() == nil {

@@ -18,7 +18,7 @@ type outboxCommand struct {
 type outboxListCommand struct {
 	target     `embed:""`
 	laneFilter `embed:""`
-	Limit      uint32 `default:"1000" help:"At most so many rows of each shard."`
+	Limit      uint32 `default:"1000" help:"Print at most this many rows per shard."`
 	JSON       bool   `name:"json" help:"Print one JSON object per line."`
 }
 
@@ -48,7 +48,15 @@ func (c *outboxListCommand) Run(ctx context.Context, std streams) error {
 	if err != nil || found {
 		return err
 	}
-	return c.checkKinds(ctx, admin)
+	if err := c.checkKinds(ctx, admin); err != nil || c.JSON {
+		return err
+	}
+	text := "no event waits"
+	if !c.empty() {
+		text += " that passes the filter"
+	}
+	_, err = fmt.Fprintln(std.out, text)
+	return err
 }
 
 // rowLine describes a row in one line: its id, where it goes and how old it is.

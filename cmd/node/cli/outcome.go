@@ -13,7 +13,7 @@ import (
 type keyFlags struct {
 	entityFlags `embed:""`
 	Key         string    `required:"" help:"Idempotency key."`
-	IssuedAt    time.Time `placeholder:"RFC3339" help:"When the command was first sent: a key that may be forgotten since then is EXPIRED."`
+	IssuedAt    time.Time `placeholder:"RFC3339" help:"When the command was first sent: a key that may have been forgotten since then is EXPIRED."`
 	Command     string    `required:"" placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
 	JSON        bool      `name:"json" help:"Print one JSON object: {\"state\",\"outcome\",\"rejection\"}."`
 }
@@ -44,13 +44,17 @@ func outcomeJSON(types *messageTypes, o *client.Outcome) *submitResult {
 	return &submitResult{Reply: types.json(o.Reply), Replayed: o.Replayed, AcceptedAt: o.AcceptedAt, Version: o.Version, Attempts: o.Attempts}
 }
 
+func newRejectionJSON(r *client.RejectedError) *rejectionJSON {
+	return &rejectionJSON{Code: r.Code.String(), Reason: r.Reason, Message: r.Message}
+}
+
 func (k keyFlags) print(std streams, types *messageTypes, res *client.KeyOutcome) error {
 	out := keyResult{State: res.State.String()}
 	if res.Outcome != nil {
 		out.Outcome = outcomeJSON(types, res.Outcome)
 	}
 	if r := res.Rejected; r != nil {
-		out.Rejection = &rejectionJSON{Code: r.Code.String(), Reason: r.Reason, Message: r.Message}
+		out.Rejection = newRejectionJSON(r)
 	}
 	if k.JSON {
 		return printJSON(std.out, out)

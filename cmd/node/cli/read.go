@@ -13,7 +13,7 @@ type readCommand struct {
 	target      `embed:""`
 	entityFlags `embed:""`
 	Stale       bool `help:"Let any replica answer, without waiting for the leader."`
-	JSON        bool `name:"json" help:"Print one JSON object: {\"state\",\"version\"}, with --stale also how old."`
+	JSON        bool `name:"json" help:"Print one JSON object: {\"state\",\"version\"}; with --stale also its age."`
 }
 
 // readResult is what --json prints.

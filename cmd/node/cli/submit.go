@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -24,11 +25,11 @@ type submitCommand struct {
 	ID      string        `name:"id" help:"Id of the entity."`
 	Key     string        `help:"Idempotency key. Retry with the same one; a new key is a new command."`
 	Command string        `placeholder:"TYPE" help:"Full name of the command's message, e.g. writ.account.v1.Deposit."`
-	Issued  time.Time     `name:"issued-at" placeholder:"RFC3339" help:"When the command was first sent, for a retry: a key that may be forgotten since then is EXPIRED, not executed again. Default: now."`
-	JSON    jsonFlag      `name:"json" placeholder:"[{...}]" help:"With a value: the command's fields, e.g. --json '{\"amount_minor\":5}'. Alone: print the result as one JSON object. It may be given twice, once for each."`
-	File    string        `help:"Send each line of this file instead: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. \"issued_at\" may be added. Lines of one entity keep their order. - for standard input."`
+	Issued  time.Time     `name:"issued-at" placeholder:"RFC3339" help:"When the command was first sent, for a retry: a key that may have been forgotten since then is EXPIRED, not executed again. Default: now."`
+	JSON    jsonFlag      `name:"json" placeholder:"[{...}]" help:"With a value: the command's fields, e.g. --json '{\"amount_minor\":5}'. Alone: print the result as one JSON object, a rejection too. It may be given twice, once for each."`
+	File    string        `help:"Send each line of this file instead: {\"kind\",\"id\",\"key\",\"command\":{\"@type\":…}}. \"issued_at\" may be added. Lines of one entity keep their order. Give - for standard input."`
 	Clients int           `default:"64" help:"Commands in flight with --file."`
-	Timeout time.Duration `default:"60s" help:"How long to go on retrying one command."`
+	Timeout time.Duration `default:"60s" help:"How long to keep retrying one command."`
 }
 
 // Run implements the subcommand.
@@ -49,6 +50,9 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	if body == "" {
 		body = "{}"
 	}
+	if err := checkJSON(body); err != nil {
+		return err
+	}
 	cl, closeClient, err := c.client()
 	if err != nil {
 		return err
@@ -63,6 +67,11 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	out, err := cl.Submit(ctx, c.Kind, c.ID, c.Key, command, client.SubmitOptions{IssuedAt: c.Issued})
+	if rejected, ok := errors.AsType[*client.RejectedError](err); ok && c.JSON.output {
+		if err := printJSON(std.out, keyResult{State: client.Rejected.String(), Rejection: newRejectionJSON(rejected)}); err != nil {
+			return err
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -80,6 +89,22 @@ func (c *submitCommand) runOne(ctx context.Context, std streams) error {
 	}
 	fmt.Fprintf(std.err, "%s; accepted %s, version %d\n", what, out.AcceptedAt.Format(time.RFC3339Nano), out.Version)
 	return nil
+}
+
+// checkJSON names the place where a text is not JSON; the protobuf library's words
+// for it do not say what to mend.
+func checkJSON(body string) error {
+	var any json.RawMessage
+	err := json.Unmarshal([]byte(body), &any)
+	syntax, ok := errors.AsType[*json.SyntaxError](err)
+	if !ok {
+		return nil
+	}
+	what := syntax.Error()
+	if strings.Contains(what, "object key string") {
+		what = "names need double quotes"
+	}
+	return usage("--json is not JSON at column %d: %s", syntax.Offset, what)
 }
 
 // issued is --issued-at as a text, "" if it was not given.
@@ -111,7 +136,7 @@ type submitSummary struct {
 	// Failed are all commands without an outcome: Refused, which the same file
 	// never changes, Expired, whose keys are no longer remembered, Unknown, which
 	// may have been executed, Held, which were not sent because one before them for
-	// the same entity has no outcome, and those for which the time was over.
+	// the same entity has no outcome, and those that timed out.
 	Failed  int64   `json:"failed"`
 	Refused int64   `json:"refused"`
 	Expired int64   `json:"expired"`
@@ -168,20 +193,20 @@ func (c *submitCommand) runFile(ctx context.Context, std streams) error {
 func (s submitSummary) verdict() error {
 	var texts []string
 	if s.Refused > 0 {
-		texts = append(texts, fmt.Sprintf("%d refused, and not executed: mend them, the same lines will be refused again", s.Refused))
+		texts = append(texts, fmt.Sprintf("%d refused, and not executed: fix them, the same lines will be refused again", s.Refused))
 	}
 	if s.Expired > 0 {
-		texts = append(texts, fmt.Sprintf("%d were issued before what is remembered: whether they took effect nobody can say; the same file does not help: take their lines out once it is found out", s.Expired))
+		texts = append(texts, fmt.Sprintf("%d were issued so long ago that their keys may have been forgotten: whether they took effect is not known, and running the file again does not help; find out, then remove their lines", s.Expired))
 	}
 	again := make([]string, 0, 2)
 	if s.Unknown > 0 {
 		again = append(again, fmt.Sprintf("%d may have been executed", s.Unknown))
 	}
 	if late := s.Failed - s.Refused - s.Expired - s.Unknown - s.Held; late > 0 {
-		again = append(again, fmt.Sprintf("%d not executed, their time was over", late))
+		again = append(again, fmt.Sprintf("%d not executed, they timed out", late))
 	}
 	if s.Held > 0 {
-		again = append(again, fmt.Sprintf("%d not sent, behind one of those for the same entity", s.Held))
+		again = append(again, fmt.Sprintf("%d not sent, after one of those for the same entity", s.Held))
 	}
 	if len(again) > 0 {
 		texts = append(texts, strings.Join(again, ", ")+": run the same file again, keys that took effect are replayed")
@@ -189,15 +214,19 @@ func (s submitSummary) verdict() error {
 	if len(texts) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d commands have no outcome: %s", s.Failed, strings.Join(texts, "; "))
+	have := "have"
+	if s.Failed == 1 {
+		have = "has"
+	}
+	return fmt.Errorf("%s %s no outcome: %s", count(s.Failed, "command"), have, strings.Join(texts, "; "))
 }
 
 // failuresShown bounds what is printed about single commands.
 const failuresShown = 10
 
 // send shares the lines out by entity and sends with c.Clients at a time. One
-// entity's lines keep their order, also over runs: behind a line that has no
-// outcome the entity's others are not sent.
+// entity's lines keep their order, even over several runs: after a line that has no
+// outcome, the entity's later lines are not sent.
 func (c *submitCommand) send(ctx context.Context, cl *client.Client, lines []commandLine, done func()) (submitSummary, []string) {
 	var (
 		sum      submitSummary

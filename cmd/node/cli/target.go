@@ -139,12 +139,17 @@ func (t *target) connect(ctx context.Context, probe func(context.Context, *grpc.
 	}
 }
 
+// answerMax is the largest answer to an operator, bytes: what a node may send is set
+// on the node, and gRPC's own limit is smaller than one event may be.
+const answerMax = 256 << 20
+
 // dial prepares the connection of operators to a node.
 func (t *target) dial(addr string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr, // the dialer resolves names, at each dial
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(),
 		grpc.WithDefaultServiceConfig(adminRetries),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerMax)),
 		grpc.WithChainUnaryInterceptor(wordsUnary(addr), bearerUnary(t.Token)),
 		grpc.WithChainStreamInterceptor(wordsStream(addr), bearerStream(t.Token)))
 	if err != nil {

@@ -24,8 +24,8 @@ type timersListCommand struct {
 	Kind   string  `help:"Only timers of entities of this kind."`
 	Shard  *uint32 `help:"Only timers of this shard."`
 	Late   bool    `help:"Only timers whose time has passed."`
-	Parked bool    `help:"Only timers that have failed too often and wait for no time."`
-	Limit  uint32  `default:"1000" help:"At most so many timers of each shard."`
+	Parked bool    `help:"Only parked timers: those that have failed too often."`
+	Limit  uint32  `default:"1000" help:"Print at most this many timers per shard."`
 	JSON   bool    `name:"json" help:"Print one JSON object per line."`
 }
 
@@ -90,7 +90,7 @@ func (c *timersListCommand) Run(ctx context.Context, std streams) error {
 	return table.Flush()
 }
 
-// timerColumns are the columns behind a timer's name.
+// timerColumns are the columns after a timer's name.
 func timerColumns(t *nodev1.TimerInfo) string {
 	timer := t.GetTimer()
 	late, every := "-", "-"

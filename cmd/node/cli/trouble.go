@@ -30,7 +30,7 @@ func (e *callError) Error() string { return e.text }
 
 func (e *callError) Unwrap() error { return e.err }
 
-// GRPCStatus keeps code and details for those who ask for them, with the words.
+// GRPCStatus keeps the code and details, with the readable text.
 func (e *callError) GRPCStatus() *status.Status {
 	st := status.Convert(e.err).Proto()
 	st.Message = e.text
@@ -97,7 +97,7 @@ func words(message, addr string) string {
 	message = otherTongue.ReplaceAllString(message, "what answers at "+escape(addr)+" does not speak gRPC: is this a node's gRPC port? Its HTTP port is another one")
 	message = otherLink.ReplaceAllString(message, "no node answers at "+escape(addr)+": $2")
 	message = strings.ReplaceAll(message, `send the metadata "authorization: Bearer TOKEN"`, "give --token, or set WRIT_TOKEN")
-	message = strings.ReplaceAll(message, context.DeadlineExceeded.Error(), "the time is over")
+	message = strings.ReplaceAll(message, context.DeadlineExceeded.Error(), "timed out")
 	return strings.ReplaceAll(message, context.Canceled.Error(), "interrupted")
 }
 
@@ -113,7 +113,7 @@ func silent(err error) bool {
 
 func speaksOther(err error) bool { return strings.Contains(err.Error(), "does not speak gRPC") }
 
-// noticeAfter is how long a person waits without being told for what.
+// noticeAfter is how long a person waits before being told for what.
 const noticeAfter = 2 * time.Second
 
 // patience tells a person who waits for an answer, once, what the trouble is.

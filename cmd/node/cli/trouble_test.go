@@ -35,7 +35,7 @@ func TestInWords(t *testing.T) {
 		"wrapped":     {status.Error(codes.Unavailable, "max retries exhausted: failed after 5 attempts: rpc error: code = Unavailable desc = shard 7 has no leader just now"), "shard 7 has no leader just now"},
 		"cancelled":   {status.Error(codes.Canceled, context.Canceled.Error()), "interrupted"},
 		"of a client": {&client.Error{Reason: client.ReasonInvalid, Code: codes.InvalidArgument, Message: "no", Attempts: 1}, "INVALID: no"},
-		"of a read":   {&client.Error{Code: codes.Unavailable, Message: "context deadline exceeded; last answer: shard 7 has no leader", Attempts: 9}, "the time is over; last answer: shard 7 has no leader"},
+		"of a read":   {&client.Error{Code: codes.Unavailable, Message: "context deadline exceeded; last answer: shard 7 has no leader", Attempts: 9}, "timed out; last answer: shard 7 has no leader"},
 		"of the rest": {errors.New("of the disk"), "of the disk"},
 		"end":         {io.EOF, "EOF"},
 	} {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -171,9 +172,30 @@ func (m *messageTypes) parseCommand(typeName, body string) (proto.Message, error
 	}
 	command := mt.New().Interface()
 	if err := (protojson.UnmarshalOptions{Resolver: m}).Unmarshal([]byte(body), command); err != nil {
-		return nil, fmt.Errorf("command %s: %w", typeName, err)
+		return nil, fmt.Errorf("command %s: %w", typeName, nameFields(err, mt.Descriptor(), []byte(body)))
 	}
 	return command, nil
+}
+
+var unknownField = regexp.MustCompile(`unknown field "([^"]*)"`)
+
+// nameFields adds the fields of a message to the error about one that it does not
+// have. A field of a message inside it is not its own.
+func nameFields(err error, message protoreflect.MessageDescriptor, body []byte) error {
+	found := unknownField.FindStringSubmatch(err.Error())
+	var own map[string]json.RawMessage
+	if found == nil || json.Unmarshal(body, &own) != nil {
+		return err
+	}
+	fields := message.Fields()
+	if _, top := own[found[1]]; !top || fields.ByTextName(found[1]) != nil || fields.ByJSONName(found[1]) != nil {
+		return err
+	}
+	var names []string
+	for i := range fields.Len() {
+		names = append(names, fields.Get(i).TextName())
+	}
+	return fmt.Errorf("%w; its fields: %s", err, or(strings.Join(names, ", "), "none"))
 }
 
 // parseAny reads a command that carries its own "@type".
@@ -181,14 +203,18 @@ func (m *messageTypes) parseAny(body []byte) (proto.Message, error) {
 	var named struct {
 		Type string `json:"@type"`
 	}
-	// protojson says of a type that is not found no more than that.
+	var mt protoreflect.MessageType
+	// protojson says only that the type is not found.
 	if err := json.Unmarshal(body, &named); err == nil && named.Type != "" {
-		if _, err := m.FindMessageByURL(named.Type); err != nil {
+		if mt, err = m.FindMessageByURL(named.Type); err != nil {
 			return nil, err
 		}
 	}
 	var packed anypb.Any
 	if err := (protojson.UnmarshalOptions{Resolver: m}).Unmarshal(body, &packed); err != nil {
+		if mt != nil {
+			err = nameFields(err, mt.Descriptor(), body)
+		}
 		return nil, err
 	}
 	return anypb.UnmarshalNew(&packed, proto.UnmarshalOptions{Resolver: m})

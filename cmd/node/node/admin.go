@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"writ/persistence/replica"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
+	"writ/sharding/cluster"
 	"writ/sharding/membership"
 )
 
@@ -33,8 +35,8 @@ const (
 	hashWait = 10 * time.Second
 )
 
-// Status implements AdminService. Of a shard that has no replica here, it tells
-// what its leader says.
+// Status implements AdminService. For a shard without a replica here, or with one that
+// does not serve, it reports whom the shard's leader knows as its replicas.
 func (a *admin) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
 	n := a.node
 	readiness := n.Readiness()
@@ -47,22 +49,25 @@ func (a *admin) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.St
 		return res, nil
 	}
 	res.Meta, res.MetaLeader = p.meta.State(), p.meta.Leader()
+	voters, learners := p.meta.Members()
+	res.MetaVoters, res.MetaLearners = serverNodes(voters), serverNodes(learners)
 	for _, placed := range res.GetMeta().GetShards() {
 		res.Shards = append(res.Shards, a.shardStatus(p, placed.GetShard()))
 	}
-	a.askLeaders(ctx, res.GetShards())
+	askLeaders(ctx, reporter{n}, n.cfg.ID, res.GetShards())
 	return res, nil
 }
 
 // reportWait bounds the time that one node's report may take.
 const reportWait = time.Second
 
-// askLeaders completes the lines of shards that have no replica here. A node that
-// does not answer leaves them as they are.
-func (a *admin) askLeaders(ctx context.Context, shards []*nodev1.ShardStatus) {
+// askLeaders completes the lines of shards whose voters are not known on this node: it
+// has no replica of them, or one that does not serve. A leader that does not answer, or
+// does not know either, leaves them as they are.
+func askLeaders(ctx context.Context, nodes cluster.Reporter, self string, shards []*nodev1.ShardStatus) {
 	elsewhere := map[string][]*nodev1.ShardStatus{}
 	for _, s := range shards {
-		if !s.GetLocal() && s.GetLeader() != "" && s.GetLeader() != a.node.cfg.ID {
+		if len(s.GetVoters()) == 0 && s.GetLeader() != "" && s.GetLeader() != self {
 			elsewhere[s.GetLeader()] = append(elsewhere[s.GetLeader()], s)
 		}
 	}
@@ -71,21 +76,29 @@ func (a *admin) askLeaders(ctx context.Context, shards []*nodev1.ShardStatus) {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, reportWait)
 			defer cancel()
-			report, err := reporter{a.node}.Shards(ctx, leader)
+			report, err := nodes.Shards(ctx, leader)
 			if err != nil {
 				return
 			}
 			for _, line := range lines {
 				for _, there := range report {
 					if there.GetShard() == line.GetShard() {
-						line.Voters, line.Learners = there.GetVoters(), there.GetLearners()
-						line.AppliedIndex, line.CommitIndex, line.Epoch = there.GetAppliedIndex(), there.GetCommitIndex(), there.GetEpoch()
+						complete(line, there)
 					}
 				}
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// complete adds what the leader says. How far the log is applied stays the local
+// replica's word, if there is one.
+func complete(line, leader *nodev1.ShardStatus) {
+	line.Voters, line.Learners = leader.GetVoters(), leader.GetLearners()
+	if !line.GetLocal() {
+		line.AppliedIndex, line.CommitIndex, line.Epoch = leader.GetAppliedIndex(), leader.GetCommitIndex(), leader.GetEpoch()
+	}
 }
 
 func memberStatus(m membership.Member) *nodev1.MemberStatus {
@@ -121,7 +134,11 @@ func (a *admin) AuditShard(ctx context.Context, req *nodev1.AuditShardRequest) (
 	if lease == nil {
 		return forwardUnary(ctx, a, req.GetShard(), req, nodev1.AdminServiceClient.AuditShard)
 	}
-	if err := lease.Checkpoint(ctx, req.GetAudit()); err != nil {
+	// A name of its own for each try: whoever asks again, because the leader has
+	// changed, say, would find the checkpoint of the first try at replicas that have
+	// not applied the second yet, and equal replicas would seem to differ.
+	id := req.GetAudit() + "-" + rand.Text()
+	if err := lease.Checkpoint(ctx, id); err != nil {
 		return nil, gateway.ToStatus(err)
 	}
 	r := p.host.Replica(req.GetShard())
@@ -135,7 +152,7 @@ func (a *admin) AuditShard(ctx context.Context, req *nodev1.AuditShardRequest) (
 		RowsNumbered: found.Numbered, RowsPending: found.Pending, RowsSkipped: found.Skipped,
 		LanesParked: found.Parked, Applied: found.Applied, Findings: append(found.Differences, found.Findings...),
 	}
-	a.compareReplicas(ctx, p, r, req.GetAudit(), res)
+	a.compareReplicas(ctx, p, r, id, res)
 	return res, nil
 }
 
@@ -178,18 +195,13 @@ func (a *admin) replicaHash(ctx context.Context, p *parts, node string, shard ui
 
 // AuditLanes implements AdminService.
 func (a *admin) AuditLanes(req *nodev1.AuditLanesRequest, stream grpc.ServerStreamingServer[nodev1.AuditLane]) error {
-	p, lease, err := a.leading(req.GetShard())
+	store, err := a.storeIfLeading(stream.Context(), req.GetShard())
 	if err != nil {
 		return gateway.ToStatus(err)
 	}
-	if lease == nil {
+	if store == nil {
 		return forwardStream(a, stream, req.GetShard(), req, nodev1.AdminServiceClient.AuditLanes)
 	}
-	// Everything acknowledged before this call is applied here after the barrier.
-	if err := awaitBarrier(stream.Context(), lease); err != nil {
-		return gateway.ToStatus(err)
-	}
-	store := p.host.Replica(req.GetShard()).Store()
 	var failed error
 	send := func(l *nodev1.AuditLane) bool {
 		failed = stream.Send(l)
@@ -215,15 +227,12 @@ func (a *admin) AuditLanes(req *nodev1.AuditLanesRequest, stream grpc.ServerStre
 
 // ListLanes implements AdminService.
 func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStreamingServer[nodev1.LaneInfo]) error {
-	p, lease, err := a.leading(req.GetShard())
+	store, err := a.storeIfLeading(stream.Context(), req.GetShard())
 	if err != nil {
 		return gateway.ToStatus(err)
 	}
-	if lease == nil {
+	if store == nil {
 		return forwardStream(a, stream, req.GetShard(), req, nodev1.AdminServiceClient.ListLanes)
-	}
-	if err := awaitBarrier(stream.Context(), lease); err != nil {
-		return gateway.ToStatus(err)
 	}
 	which := persistence.OpenLanes
 	switch {
@@ -232,17 +241,20 @@ func (a *admin) ListLanes(req *nodev1.ListLanesRequest, stream grpc.ServerStream
 	case req.GetDrained():
 		which = persistence.EveryLane
 	}
-	store := p.host.Replica(req.GetShard()).Store()
 	for at := (persistence.Pair{}); ; {
 		lanes, err := store.LanesOf(which, at, pageRows)
 		if err != nil || len(lanes) == 0 {
 			return gateway.ToStatus(err)
 		}
 		for _, l := range lanes {
-			if at = l.Pair; picks(req.GetFilter(), at, l.Lane) {
-				if err := stream.Send(laneInfo(at, l.Lane)); err != nil {
-					return err
-				}
+			at = l.Pair
+			info := laneInfo(at, l.Lane)
+			info.Trouble = a.troubleOf(req.GetShard(), at, l.Lane)
+			if !picks(req.GetFilter(), at, l.Lane.GetReason(), info.GetTrouble()) {
+				continue
+			}
+			if err := stream.Send(info); err != nil {
+				return err
 			}
 		}
 	}
@@ -271,6 +283,29 @@ func (a *admin) leading(shard uint32) (*parts, *replica.Lease, error) {
 		return p, r.Lease(), nil
 	}
 	return p, nil, nil
+}
+
+// storeIfLeading returns the shard's store if this node leads the shard, else nil.
+// It waits for the read barrier first, so that everything acknowledged before the
+// call is in the store.
+func (a *admin) storeIfLeading(ctx context.Context, shard uint32) (*persistence.Store, error) {
+	p, lease, err := a.leading(shard)
+	if err != nil || lease == nil {
+		return nil, err
+	}
+	if err := awaitBarrier(ctx, lease); err != nil {
+		return nil, err
+	}
+	return p.host.Replica(shard).Store(), nil
+}
+
+// limitOf is how many items a listing returns: as many as were asked for, or the
+// usual number if none was given, but never more than most.
+func limitOf(asked uint32, usual, most int) int {
+	if asked == 0 {
+		return usual
+	}
+	return min(int(asked), most)
 }
 
 // awaitBarrier waits for the shard's read barrier.
@@ -302,7 +337,7 @@ func (a *admin) SetNodeState(ctx context.Context, req *nodev1.SetNodeStateReques
 	if err := p.control.SetNodeState(ctx, req); err != nil {
 		return nil, gateway.ToStatus(err)
 	}
-	return &nodev1.SetNodeStateResponse{}, nil
+	return &nodev1.SetNodeStateResponse{Version: p.meta.State().GetVersion()}, nil
 }
 
 // MoveShard implements AdminService.
@@ -317,7 +352,7 @@ func (a *admin) MoveShard(ctx context.Context, req *nodev1.MoveShardRequest) (*n
 	if err := p.control.MoveShard(ctx, req); err != nil {
 		return nil, gateway.ToStatus(err)
 	}
-	return &nodev1.MoveShardResponse{}, nil
+	return &nodev1.MoveShardResponse{Version: p.meta.State().GetVersion()}, nil
 }
 
 // Upgrade implements AdminService.

@@ -32,7 +32,8 @@ func (a *admin) clientOf(ctx context.Context, node, what string) (context.Contex
 	if !ok {
 		return nil, nil, nil, entity.Errorf(entity.NotExecuted, "the address of node %s is not known here: see \"node cluster status\"", node)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(a.node.cfg.Limits.Gateway.Message)))
 	if err != nil {
 		return nil, nil, nil, entity.Errorf(entity.NotExecuted, "connect to node %s: %v", node, err)
 	}

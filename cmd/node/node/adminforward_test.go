@@ -7,8 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"writ/actors/account"
+	"writ/actors/client"
+	"writ/actors/entity"
+	"writ/cmd/node/node"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -57,4 +63,30 @@ func firstLane(ctx context.Context, admin nodev1.AdminServiceClient) error {
 		_, err = stream.Recv()
 	}
 	return err
+}
+
+// TestLargestEventIsShownThroughAnyNode: what a node may answer, another one passes on.
+func TestLargestEventIsShownThroughAnyNode(t *testing.T) {
+	kind := entity.NewKind[*wrapperspb.StringValue]("large")
+	entity.Handle(kind, func(c *entity.Context, s *wrapperspb.StringValue, cmd *wrapperspb.Int64Value) (*wrapperspb.StringValue, error) {
+		c.Emit(entity.To("nobody", "x"), &wrapperspb.StringValue{Value: strings.Repeat("x", int(cmd.GetValue()))})
+		return s, nil
+	})
+	c := newCluster(t, 3, func(cfg *node.Config) { cfg.Kinds = append(account.Kinds(), kind) })
+	const size = 4<<20 - 10
+	if _, err := c.client().Submit(t.Context(), "large", "a", "k", &wrapperspb.Int64Value{Value: size}, client.SubmitOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	lane := &nodev1.LaneName{
+		Source:      &recordv1.Ref{Tenant: "default", Kind: "large", Id: "a"},
+		Destination: &recordv1.Ref{Tenant: "default", Kind: "nobody", Id: "x"},
+	}
+	for _, name := range c.names {
+		res, err := patiently(t, func(ctx context.Context) (*nodev1.ShowLaneResponse, error) {
+			return c.adminOf(name).ShowLane(ctx, &nodev1.ShowLaneRequest{Lane: lane, Payloads: true}, grpc.MaxCallRecvMsgSize(16<<20))
+		})
+		if rows := res.GetRows(); err != nil || len(rows) != 1 || len(rows[0].GetEvent().GetData()) < size {
+			t.Errorf("through %s: %d rows, %v", name, len(rows), err)
+		}
+	}
 }

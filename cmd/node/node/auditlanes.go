@@ -22,16 +22,20 @@ import (
 // walk compares the next slice of lanes on both sides, and again those that
 // disagreed.
 func (a *auditor) walk(ctx context.Context, p *parts, r *replica.Replica, s *shardAudit) error {
-	if s.sources == (persistence.Pair{}) && s.marks == (persistence.Pair{}) {
-		s.walkedHash, s.walkedClean = s.hash, true
+	if !s.walk.going {
+		s.walk = laneWalk{going: true, hash: s.hash, clean: true, sources: &persistence.Pair{}, marks: &persistence.Pair{}}
 	}
+	w := &s.walk
 	var (
 		lanes []persistence.LaneState
 		marks []persistence.MarkState
 	)
 	err := a.work(func() (err error) {
-		if lanes, err = r.Store().LanesAfter(s.sources, laneSlice); err == nil {
-			marks, err = r.Store().MarksAfter(s.marks, laneSlice)
+		if w.sources != nil {
+			lanes, err = r.Store().LanesAfter(*w.sources, laneSlice)
+		}
+		if w.marks != nil && err == nil {
+			marks, err = r.Store().MarksAfter(*w.marks, laneSlice)
 		}
 		return err
 	})
@@ -50,14 +54,15 @@ func (a *auditor) walk(ctx context.Context, p *parts, r *replica.Replica, s *sha
 	}
 	a.compare(ctx, p, r.Shard(), s, foundLost, confirmed)
 	a.compare(ctx, p, r.Shard(), s, foundPhantom, applied)
-	s.sources, s.marks = persistence.Pair{}, persistence.Pair{}
+	w.sources, w.marks = nil, nil
 	if len(lanes) == laneSlice {
-		s.sources = lanes[laneSlice-1].Pair
+		w.sources = &lanes[laneSlice-1].Pair
 	}
 	if len(marks) == laneSlice {
-		s.marks = marks[laneSlice-1].Pair
+		w.marks = &marks[laneSlice-1].Pair
 	}
-	if s.sources == (persistence.Pair{}) && s.marks == (persistence.Pair{}) && s.walkedClean && s.walkedHash == s.hash && a.sound(s) {
+	w.going = w.sources != nil || w.marks != nil
+	if !w.going && w.clean && w.hash == s.hash && a.sound(s) {
 		s.soundHash, s.soundAt = s.hash, time.Now()
 	}
 	return nil
@@ -101,7 +106,7 @@ func (a *auditor) compare(ctx context.Context, p *parts, shard uint32, s *shardA
 			n := min(len(pairs), lookupMax)
 			there, err := a.lookup(ctx, p, to, kind == foundLost, pairs[:n])
 			if err != nil {
-				s.walkedClean = false // no leader just now: the next walk will tell
+				s.walk.clean = false // no leader just now: the next walk will tell
 				break
 			}
 			for i, at := range pairs[:n] {

@@ -41,10 +41,12 @@ const (
 	auditRest = 50
 	// auditSoon is when a round begins after a lease has.
 	auditSoon = time.Second
-	// auditAgain is when an unchanged shard is recounted all the same.
-	auditAgain = 10 * time.Minute
+	// auditAgain is when an unchanged shard is recounted and walked all the same. Both
+	// write into logs, for they need a checkpoint and barriers: an idle cluster should
+	// hardly do so.
+	auditAgain = 30 * time.Minute
 	// laneSlice is the number of lanes compared in one round, on each side.
-	laneSlice = 500
+	laneSlice = 5000
 	// auditTimeout bounds the work on one shard in one round.
 	auditTimeout = time.Minute
 )
@@ -75,13 +77,19 @@ type shardAudit struct {
 	lanes         map[laneEnd]laneFinding
 	lanesChecked  uint64
 
-	hash        string           // content at the last recount
-	sources     persistence.Pair // how far the walk of the lanes has come
-	marks       persistence.Pair
-	walkedHash  string // content since the beginning of the walk in progress
-	soundHash   string // content that was walked to its end
-	soundAt     time.Time
-	walkedClean bool // no look-up of this walk has failed
+	hash      string // content at the last recount
+	walk      laneWalk
+	soundHash string // content that was walked to its end
+	soundAt   time.Time
+}
+
+// laneWalk is a walk over all lanes of a shard. Each side is walked once; the one that
+// is at its end first waits for the other. Its zero value is a walk that is over.
+type laneWalk struct {
+	going          bool
+	hash           string            // content since the beginning
+	clean          bool              // no look-up has failed
+	sources, marks *persistence.Pair // how far they have come, nil at their end
 }
 
 // laneEnd is one side of a lane.

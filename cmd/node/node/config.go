@@ -12,6 +12,7 @@ import (
 	"writ/actors/account"
 	"writ/actors/entity"
 	"writ/actors/gateway"
+	"writ/internal/fault"
 )
 
 // Version is the version of this program.
@@ -49,6 +50,8 @@ type Config struct {
 	DeadNodeGrace time.Duration
 	// Limits are DefaultLimits if left zero.
 	Limits Limits
+	// Clock is the wall clock; the machine's if nil.
+	Clock func() time.Time
 	// FreeMin is the free space of the data disk, bytes, below which the node
 	// takes no commands and hands its leaderships over; 256 MiB if 0.
 	FreeMin uint64
@@ -83,6 +86,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Kinds == nil {
 		c.Kinds = account.Kinds()
+	}
+	if c.Clock == nil {
+		c.Clock = fault.Now
 	}
 	if c.AuditInterval == 0 {
 		c.AuditInterval = defaultAuditInterval
@@ -120,7 +126,7 @@ func (c Config) Validate() error {
 		}
 	}
 	if len(c.InitialNodes) == 0 && len(c.Join) == 0 {
-		errs = append(errs, errors.New("no initial nodes and nobody to join: name the nodes that form the cluster (--initial-nodes, WRIT_INITIAL_NODES), be it this one alone, or the gossip address of a node whose cluster this one joins (--join, WRIT_JOIN)"))
+		errs = append(errs, errors.New("no initial nodes and nobody to join: name the nodes that form the cluster (--initial-nodes, WRIT_INITIAL_NODES), even if it is this one alone, or the gossip address of a node whose cluster this one joins (--join, WRIT_JOIN)"))
 	}
 	seen := map[string]bool{}
 	for _, name := range c.InitialNodes {

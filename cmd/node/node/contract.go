@@ -95,7 +95,7 @@ func checkAmended(c *nodev1.Contract, registry *entity.Registry) error {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(c.GetWindowByKind())) {
 		if d := time.Duration(c.GetWindowByKind()[kind]); d <= 0 {
-			errs = append(errs, fmt.Errorf("window of kind %s is %v: give at least %v, or 0 to take the kind's own word away", kind, d, windowMin))
+			errs = append(errs, fmt.Errorf("window of kind %s is %v: give at least %v, or 0 to remove the contract's window for that kind", kind, d, windowMin))
 		}
 	}
 	if d := time.Duration(c.GetWindow()); d > windowMax {

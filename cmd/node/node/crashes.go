@@ -76,7 +76,7 @@ func (a *admin) ForgetCrashes(ctx context.Context, req *nodev1.ForgetCrashesRequ
 	}
 	forgotten, err := a.node.hands.forget(req.GetWhat())
 	if err != nil {
-		return nil, gateway.ToStatus(fmt.Errorf("node %s has forgotten, but not in its file, so it will know again when it starts: %w", a.node.cfg.ID, err))
+		return nil, gateway.ToStatus(fmt.Errorf("node %s has forgotten it but could not write its file, so it will remember it again when it starts: %w", a.node.cfg.ID, err))
 	}
 	a.node.log.Info("crashes are forgotten", slog.Int("count", forgotten), slog.String("what", req.GetWhat()))
 	return &nodev1.ForgetCrashesResponse{Node: a.node.cfg.ID, Forgotten: uint32(forgotten)}, nil

@@ -15,8 +15,8 @@ import (
 	"writ/actors/entity"
 )
 
-// How a disk that fills up is met, long before it is full: a store that cannot
-// write is lost to its group until the process starts anew.
+// A disk that fills up is dealt with long before it is full: a store that cannot
+// write is lost to its group until the process is restarted.
 const (
 	// freeMinDefault is the free space below which a node takes no commands.
 	freeMinDefault = 256 << 20

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
 
+	nodev1 "writ/proto/writ/node/v1"
 	testingv1 "writ/proto/writ/testing/v1"
 	writv1 "writ/proto/writ/v1"
 )
@@ -192,7 +193,7 @@ func files(t *testing.T) string {
 }
 
 // TestEqualMessages covers that equal messages replay whatever their bytes are,
-// from any language, and that unequal ones are refused (C007).
+// from any language, and that unequal ones are refused.
 func TestEqualMessages(t *testing.T) {
 	c := newCluster(t, 1, newActing().conf)
 	all := senders(t, c)
@@ -263,7 +264,7 @@ func TestUnknownFieldStoresNothing(t *testing.T) {
 	}
 }
 
-// TestScopeOfKeys covers that a key belongs to one entity and one command (C031).
+// TestScopeOfKeys covers that a key belongs to one entity and one command.
 func TestScopeOfKeys(t *testing.T) {
 	c := newCluster(t, 1, newActing().conf)
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
@@ -282,5 +283,26 @@ func TestScopeOfKeys(t *testing.T) {
 		if got := submit(t.Context(), cl, req); got.code != codes.OK || !got.replayed {
 			t.Errorf("call %d again: %v, want its replay", i, got)
 		}
+	}
+}
+
+// An operator's call is made again when its answer is lost: replicas are compared at
+// the index of the new try, not at that of the first.
+func TestAuditAskedAgain(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	last := uint64(0)
+	for range 50 {
+		res, err := c.admin().AuditShard(t.Context(), &nodev1.AuditShardRequest{Shard: 0, Audit: "again"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !res.GetReplicasEqual() || len(res.GetReplicas()) != 3 {
+			t.Fatalf("replicas seem to differ: %v", res.GetReplicas())
+		}
+		index := res.GetReplicas()[0].GetIndex()
+		if index <= last {
+			t.Fatalf("compared at index %d, and at %d before", index, last)
+		}
+		last = index
 	}
 }

@@ -3,6 +3,9 @@ package node
 import (
 	"context"
 	"errors"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -25,3 +28,23 @@ func (n *Node) Propose(ctx context.Context, shard uint32, rec *recordv1.Record) 
 
 // Recount does one round of the background auditor now.
 func (n *Node) Recount(ctx context.Context) { n.auditor.round(ctx) }
+
+// DescribedMetrics are the names of what the runtime and the proposals are counted
+// by, those included that have no value yet.
+func DescribedMetrics() map[string]bool {
+	registry := prometheus.NewRegistry()
+	newMetrics(registry)
+	newMeter(registry)
+	described := make(chan *prometheus.Desc)
+	go func() {
+		registry.Describe(described)
+		close(described)
+	}()
+	names := map[string]bool{}
+	for d := range described {
+		_, name, _ := strings.Cut(d.String(), `fqName: "`)
+		name, _, _ = strings.Cut(name, `"`)
+		names[name] = true
+	}
+	return names
+}

@@ -28,7 +28,7 @@ func awaitFailure(t *testing.T, n *node.Node, want string) {
 }
 
 // A folder that holds the identity and nothing else must not be served from as if
-// the node had never acknowledged anything (C002).
+// the node had never acknowledged anything.
 func TestIdentityWithoutItsDataIsRefused(t *testing.T) {
 	c := newCluster(t, 1, nil)
 	c.stop()
@@ -53,7 +53,7 @@ func TestIdentityWithoutItsDataIsRefused(t *testing.T) {
 	awaitFailure(t, n, "clear the whole data folder")
 }
 
-// A node whose folder is gone would acknowledge what no later start can find (C075).
+// A node whose folder is gone would acknowledge what no later start can find.
 func TestNodeEndsWhenItsFolderIsDeleted(t *testing.T) {
 	c := newCluster(t, 3, nil)
 	if err := os.Rename(filepath.Join(c.dir, "n2"), filepath.Join(c.dir, "away")); err != nil {

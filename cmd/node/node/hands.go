@@ -26,9 +26,10 @@ import (
 // The counts stand in a second file, as JSON. Its methods may be called from any
 // goroutine.
 type hands struct {
-	path string
-	log  *slog.Logger
-	data []byte
+	path  string
+	clock func() time.Time
+	log   *slog.Logger
+	data  []byte
 
 	mu      sync.Mutex
 	free    []int
@@ -59,8 +60,8 @@ const (
 
 // openHands opens the files in a node's folder, counts what was in hand when the
 // last process ended, and says so in the log.
-func openHands(dir string, log *slog.Logger) (*hands, error) {
-	h := &hands{path: filepath.Join(dir, crashesFile), log: log, crashes: map[string]*crashCount{}, elsewhere: map[string]map[string]uint32{}}
+func openHands(dir string, clock func() time.Time, log *slog.Logger) (*hands, error) {
+	h := &hands{path: filepath.Join(dir, crashesFile), clock: clock, log: log, crashes: map[string]*crashCount{}, elsewhere: map[string]map[string]uint32{}}
 	f, err := os.OpenFile(filepath.Join(dir, handsFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open crash marker: %w", err)
@@ -166,7 +167,7 @@ func (h *hands) found(what string) {
 		h.crashes[what] = c
 	}
 	c.Crashes++
-	c.Last = time.Now()
+	c.Last = h.clock()
 	h.log.Warn("the process ended while a handler had this in hand", slog.String("what", what), slog.Int("times", c.Crashes))
 }
 
@@ -183,13 +184,13 @@ func (h *hands) load() {
 		err = json.Unmarshal(text, &h.crashes)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		h.log.Warn("what was counted of crashes cannot be read: counting begins anew", slog.Any("error", err))
+		h.log.Warn("the crash counts cannot be read: counting begins anew", slog.Any("error", err))
 	}
 	if h.crashes == nil {
 		h.crashes = map[string]*crashCount{}
 	}
 	for what, c := range h.crashes {
-		if c == nil || time.Since(c.Last) > crashesKept {
+		if c == nil || h.clock().Sub(c.Last) > crashesKept {
 			delete(h.crashes, what)
 		}
 	}
@@ -198,7 +199,7 @@ func (h *hands) load() {
 // keep writes the counts. A failure costs no more than a count.
 func (h *hands) keep() {
 	if err := h.save(); err != nil {
-		h.log.Warn("what was counted of crashes cannot be written", slog.Any("error", err))
+		h.log.Warn("the crash counts cannot be written", slog.Any("error", err))
 	}
 }
 

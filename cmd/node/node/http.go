@@ -43,6 +43,7 @@ func newHTTPServer(readiness func() Readiness, started func() bool, registry *pr
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	if faults := fault.Handler(); faults != nil { // a build for tests
 		mux.Handle("POST /debug/fault", faults)
+		mux.Handle("POST /debug/clock", faults)
 	}
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	return &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
@@ -131,7 +130,7 @@ func inspect(store *persistence.Store, def *entity.Definition, ref entity.Ref, r
 	marks, err := store.MarksOf(ref, inspectMax+1)
 	for i, m := range marks {
 		if i == inspectMax {
-			res.Cut = true
+			res.CutIncoming = true
 			break
 		}
 		res.Incoming = append(res.Incoming, &nodev1.AuditLane{Source: protoRef(m.Source), Destination: protoRef(ref), Applied: m.Mark.GetLaneSequence()})
@@ -172,19 +171,28 @@ func inspectOutgoing(store *persistence.Store, ref entity.Ref, res *nodev1.Inspe
 		if waiting(l.GetLane()) == 0 {
 			break
 		}
-		rows, err := store.Rows(ref, refOf(l.GetDestination()), l.GetLane().GetConfirmed()+1, inspectMax, 0)
-		if err != nil {
+		if l.Rows, err = firstRows(store, ref, refOf(l.GetDestination()), l.GetLane().GetConfirmed()+1); err != nil {
 			return err
-		}
-		for _, row := range rows {
-			row = proto.CloneOf(row)
-			if row.GetEvent() != nil {
-				row.Event.Data = nil
-			}
-			l.Rows = append(l.Rows, row)
 		}
 	}
 	return nil
+}
+
+// firstRows are the first rows of a lane, without their events' bytes. They are read
+// by pages: a hundred events can be large, and what is read at once keeps Apply out.
+func firstRows(store *persistence.Store, source, destination entity.Ref, from uint64) (list []*recordv1.Row, err error) {
+	for len(list) < inspectMax {
+		rows, err := store.Rows(source, destination, from, inspectMax-len(list), pageBytes)
+		if err != nil || len(rows) == 0 {
+			return list, err
+		}
+		for _, row := range rows {
+			row, _ = bare(row)
+			list = append(list, row)
+		}
+		from = rows[len(rows)-1].GetLaneSequence() + 1
+	}
+	return list, nil
 }
 
 // waiting is the number of a lane's rows that are not confirmed.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -26,7 +27,7 @@ const (
 )
 
 // picks reports whether a lane passes an operator's filter.
-func picks(f *nodev1.LaneFilter, at persistence.Pair, lane *recordv1.Lane) bool {
+func picks(f *nodev1.LaneFilter, at persistence.Pair, reasons ...string) bool {
 	for _, part := range []struct{ want, have string }{
 		{f.GetTenant(), at.Source.Tenant},
 		{f.GetSourceKind(), at.Source.Kind},
@@ -38,7 +39,7 @@ func picks(f *nodev1.LaneFilter, at persistence.Pair, lane *recordv1.Lane) bool 
 			return false
 		}
 	}
-	return strings.Contains(lane.GetReason(), f.GetReason())
+	return slices.ContainsFunc(reasons, func(reason string) bool { return strings.Contains(reason, f.GetReason()) })
 }
 
 // laneOf finds the lane that an operator names, on the leader of its source's
@@ -99,6 +100,15 @@ func laneInfo(at persistence.Pair, lane *recordv1.Lane) *nodev1.LaneInfo {
 	return &nodev1.LaneInfo{Source: protoRef(at.Source), Destination: protoRef(at.Destination), Lane: lane}
 }
 
+// troubleOf is what an active lane with rows waits for.
+func (a *admin) troubleOf(shard uint32, at persistence.Pair, lane *recordv1.Lane) string {
+	p := a.node.parts()
+	if p == nil || lane.GetStatus() != recordv1.Lane_ACTIVE || waiting(lane) == 0 {
+		return ""
+	}
+	return p.runtime.LaneTrouble(shard, at.Source, at.Destination)
+}
+
 // updateFor makes the record of an operator's verb; nil if nothing is to be done.
 func updateFor(req *nodev1.ChangeLaneRequest, lane *recordv1.Lane) (*recordv1.LaneUpdate, error) {
 	resume := &recordv1.LaneUpdate{Change: &recordv1.LaneUpdate_Resume{Resume: true}}
@@ -156,11 +166,8 @@ func (a *admin) ShowLane(ctx context.Context, req *nodev1.ShowLaneRequest) (*nod
 	if p == nil {
 		return forwardUnary(ctx, a, shard, req, nodev1.AdminServiceClient.ShowLane)
 	}
-	limit := int(req.GetLimit())
-	if limit == 0 {
-		limit = showRows
-	}
-	rows, err := p.host.Replica(shard).Store().Rows(at.Source, at.Destination, lane.GetConfirmed()+1, min(limit, pageRows), pageBytes)
+	limit := limitOf(req.GetLimit(), showRows, pageRows)
+	rows, err := p.host.Replica(shard).Store().Rows(at.Source, at.Destination, lane.GetConfirmed()+1, limit, pageBytes)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
 	}
@@ -170,6 +177,7 @@ func (a *admin) ShowLane(ctx context.Context, req *nodev1.ShowLaneRequest) (*nod
 		}
 	}
 	res := &nodev1.ShowLaneResponse{Lane: laneInfo(at, lane), Rows: rows}
+	res.Lane.Trouble = a.troubleOf(shard, at, lane)
 	if applied, err := a.appliedThere(ctx, p, at); err == nil {
 		res.Applied = &applied
 	}
@@ -188,22 +196,14 @@ func bare(row *recordv1.Row) (out *recordv1.Row, bytes uint64) {
 
 // ListOutbox implements AdminService.
 func (a *admin) ListOutbox(req *nodev1.ListOutboxRequest, stream grpc.ServerStreamingServer[nodev1.OutboxRow]) error {
-	p, lease, err := a.leading(req.GetShard())
+	store, err := a.storeIfLeading(stream.Context(), req.GetShard())
 	if err != nil {
 		return gateway.ToStatus(err)
 	}
-	if lease == nil {
+	if store == nil {
 		return forwardStream(a, stream, req.GetShard(), req, nodev1.AdminServiceClient.ListOutbox)
 	}
-	if err := awaitBarrier(stream.Context(), lease); err != nil {
-		return gateway.ToStatus(err)
-	}
-	left := int(req.GetLimit())
-	if left == 0 {
-		left = outboxRows
-	}
-	left = min(left, rowsMax)
-	store := p.host.Replica(req.GetShard()).Store()
+	left := limitOf(req.GetLimit(), outboxRows, rowsMax)
 	for at := (persistence.Pair{}); left > 0; {
 		lanes, err := store.LanesOf(persistence.OpenLanes, at, pageRows)
 		if err != nil || len(lanes) == 0 {
@@ -211,7 +211,7 @@ func (a *admin) ListOutbox(req *nodev1.ListOutboxRequest, stream grpc.ServerStre
 		}
 		at = lanes[len(lanes)-1].Pair
 		for _, l := range lanes {
-			if waiting(l.Lane) == 0 || !picks(req.GetFilter(), l.Pair, l.Lane) {
+			if waiting(l.Lane) == 0 || !picks(req.GetFilter(), l.Pair, l.Lane.GetReason(), a.troubleOf(req.GetShard(), l.Pair, l.Lane)) {
 				continue
 			}
 			sent, err := sendRows(store, l, left, stream)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"writ/actors"
+	"writ/actors/entity"
 	"writ/actors/gateway"
 )
 
@@ -20,11 +21,32 @@ type Limits struct {
 	Entities actors.Limits `json:"entities"`
 	// Gateway bounds what a node takes in from clients and from other nodes.
 	Gateway gateway.Limits `json:"gateway"`
+	// Store bounds what a shard's store holds.
+	Store StoreLimits `json:"store"`
+}
+
+// StoreLimits bound what a shard's store holds.
+type StoreLimits struct {
+	// Unflushed is the size of what a shard holds in memory and not in its file yet,
+	// bytes, above which commands are refused: its disk does not keep up.
+	Unflushed int64
 }
 
 // DefaultLimits are those of a node that is given none.
 func DefaultLimits() Limits {
-	return Limits{Entities: actors.DefaultLimits(), Gateway: gateway.DefaultLimits()}
+	return Limits{Entities: actors.DefaultLimits(), Gateway: gateway.DefaultLimits(), Store: StoreLimits{Unflushed: 128 << 20}}
+}
+
+// unflushedMost is the size at which a replica gives up. Between it and the size at
+// which commands are refused is room for what is under way by then, and for events,
+// which are not refused.
+func (l Limits) unflushedMost() int64 {
+	return l.Store.Unflushed + 2*int64(l.Entities.ProposalBytes)
+}
+
+// names are what the door checks of the entities' limits.
+func (l Limits) names() gateway.NameLimits {
+	return gateway.NameLimits{Name: l.Entities.Name, Key: l.Entities.Key}
 }
 
 // ParseLimits reads limits from JSON, as docs/limits.md names them; what is left
@@ -34,7 +56,8 @@ func ParseLimits(text []byte) (Limits, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&l); err != nil {
-		return l, fmt.Errorf("limits: %w; there are entities: {%s}, gateway: {%s}", err, fieldNames(l.Entities), fieldNames(l.Gateway))
+		return l, fmt.Errorf("limits: %w; there are entities: {%s}, gateway: {%s}, store: {%s}",
+			err, fieldNames(l.Entities), fieldNames(l.Gateway), fieldNames(l.Store))
 	}
 	return l, l.Validate()
 }
@@ -51,7 +74,7 @@ func fieldNames(v any) string {
 // Validate checks all limits, each and against the others: what one part lets
 // through the next one must be able to carry.
 func (l Limits) Validate() error {
-	errs := []error{l.Entities.Validate(), l.Gateway.Validate()}
+	errs := []error{l.Entities.Validate(), l.Gateway.Validate(), entity.CheckLimit("store.Unflushed", l.Store.Unflushed)}
 	if l.Entities.Command < l.Gateway.Command {
 		errs = append(errs, fmt.Errorf("limit entities.Command (%d) is below limit gateway.Command (%d)", l.Entities.Command, l.Gateway.Command))
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // A node whose disk is low from its start on may be elected all the same, and must
-// not keep what it got: it refuses commands (C075).
+// not keep what it got: it refuses commands.
 func TestNodeThatStartsOnALowDiskDoesNotLead(t *testing.T) {
 	c := &testCluster{t: t, dir: t.TempDir(), names: []string{"n1", "n2", "n3"}, nodes: map[string]*node.Node{}}
 	c.conf = func(cfg *node.Config) {

@@ -33,7 +33,7 @@ func newMeter(registry *prometheus.Registry) *meter {
 			Name: "writ_commit_seconds", Help: "From the proposal of a record to its verdict: committed and applied here, refused, or unknown.", Buckets: buckets,
 		}),
 		pending: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "writ_idempotency_pending_age_seconds", Help: "For how long an idempotency key was in flight: decided, and its record not yet committed.",
+			Name: "writ_idempotency_pending_age_seconds", Help: "How long an idempotency key was in flight: decided, but its record not yet committed.",
 			Buckets: append(buckets, 30, 60, 120, 300),
 		}),
 		flush: prometheus.NewHistogram(prometheus.HistogramOpts{

@@ -36,7 +36,7 @@ func counterHelp() map[actors.Counter]struct{ help, label string } {
 
 		actors.HandlersHung: {"Handlers that did not come back in time; the log names them.", ""},
 
-		actors.TimersFired:   {"Timers done, by how late they were.", "late"},
+		actors.TimersFired:   {"Timers fired, by how late they were.", "late"},
 		actors.TimersSkipped: {"Missed times of repeated timers that were skipped, by how late they were found.", "late"},
 		actors.TimersFailed:  {"Failures of timers' commands.", ""},
 		actors.TimersParked:  {"Timers parked after too many failures.", ""},
@@ -61,7 +61,7 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 		}
 	}
 	m.lateness = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "writ_timer_lateness_seconds", Help: "How late timers were when they were done.",
+		Name: "writ_timer_lateness_seconds", Help: "How late timers were when they fired.",
 		Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600},
 	})
 	registry.MustRegister(m.lateness)

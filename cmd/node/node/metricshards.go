@@ -30,6 +30,7 @@ type shardScrape struct {
 	status  replica.Status
 	audit   *auditView // nil: not recounted yet
 	oldest  time.Time  // acceptance time of the oldest row; zero: none
+	now     time.Time  // by the wall clock, as the former
 	// of the store; nil while there is none
 	counters interface {
 		GetDecided() uint64
@@ -77,7 +78,7 @@ func shardMetrics() []shardMetric {
 			if s.oldest.IsZero() {
 				return 0
 			}
-			return max(0, time.Since(s.oldest).Seconds())
+			return max(0, s.now.Sub(s.oldest).Seconds())
 		})),
 		metric("writ_outbox_rows_numbered_total", "Rows ever given a number, of shards led here. Sends per row: writ_rows_sent_total over this.", counter, true, stored(func(s *shardScrape) float64 { return float64(s.counters.GetNumbered()) })),
 		metric("writ_lanes_parked", "Parked lanes of shards led here.", gauge, true, stored(func(s *shardScrape) float64 { return float64(s.counters.GetLanesParked()) })),
@@ -134,7 +135,7 @@ func (c shardCollector) Collect(out chan<- prometheus.Metric) {
 	oldest := *c.node.watcher.oldest.Load()
 	all := shardMetrics()
 	for _, r := range p.host.Replicas() {
-		s := &shardScrape{replica: r, status: r.Status(), audit: audits[r.Shard()], oldest: oldest[r.Shard()]}
+		s := &shardScrape{replica: r, status: r.Status(), audit: audits[r.Shard()], oldest: oldest[r.Shard()], now: c.node.cfg.Clock()}
 		if store := r.Store(); store != nil {
 			s.counters, s.unflushed = store.Meta().GetCounters(), store.UnflushedBytes()
 			s.total, s.live = store.FileBytes()

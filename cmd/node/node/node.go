@@ -98,7 +98,8 @@ func (n *Node) open() (err error) {
 	if err := n.identity.UseClusterName(n.cfg.Cluster); err != nil {
 		return err
 	}
-	if n.hands, err = openHands(n.cfg.Dir, n.log); err != nil {
+	n.tidyQuarantine()
+	if n.hands, err = openHands(n.cfg.Dir, n.cfg.Clock, n.log); err != nil {
 		return err
 	}
 	if n.tracing, err = openTracing(n.cfg); err != nil {
@@ -205,7 +206,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 		return err
 	}
 	entities, err := gateway.NewEntityService(gateway.EntityConfig{
-		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Tracer: n.tracing.port(), Logger: n.log,
+		Registry: n.registry, Forwarder: n.router, Credentials: credentials, Limits: limits, Names: n.cfg.Limits.names(), Tracer: n.tracing.port(), Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -227,8 +228,13 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 	n.auditor, n.watcher = newAuditor(n, registry), newWatcher(n)
 	writv1.RegisterGuaranteeServiceServer(n.server.Registrar(), &guaranteeService{node: n, credentials: credentials})
 	registry.MustRegister(shardCollector{n}, guaranteeCollector{n}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "writ_crashes_in_hand", Help: "Commands, queries and events that handlers had in hand when a process of this node ended, in the last 24 h before its last start.",
-	}, func() float64 { return float64(n.hands.known()) }))
+		Name: "writ_crashes_in_hand", Help: "Commands, queries and events that handlers were working on when a process of this node ended, in the last 24 h before its last start.",
+	}, func() float64 { return float64(n.hands.known()) }), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "writ_quarantined_folders", Help: "Folders of damaged data that were set aside in this node's data folder.",
+	}, func() float64 {
+		folders, _ := n.identity.Quarantine() // none can be counted on a disk that cannot be read
+		return float64(len(folders))
+	}))
 	n.http = newHTTPServer(n.Readiness, func() bool { return n.parts() != nil }, registry)
 	return nil
 }

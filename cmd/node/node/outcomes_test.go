@@ -67,8 +67,15 @@ func (a answer) String() string {
 func submit(ctx context.Context, cl writv1.EntityServiceClient, req *writv1.SubmitRequest) answer {
 	var header, trailer metadata.MD
 	_, err := cl.Submit(ctx, req, grpc.Header(&header), grpc.Trailer(&trailer))
+	a := answerOf(err)
+	a.replayed = len(header.Get("idempotency-replayed"))+len(trailer.Get("idempotency-replayed")) > 0
+	return a
+}
+
+// answerOf is what an error tells.
+func answerOf(err error) answer {
 	st := status.Convert(err)
-	a := answer{code: st.Code(), text: st.Message(), replayed: len(header.Get("idempotency-replayed"))+len(trailer.Get("idempotency-replayed")) > 0}
+	a := answer{code: st.Code(), text: st.Message()}
 	for _, d := range st.Details() {
 		switch d := d.(type) {
 		case *errdetails.ErrorInfo:
@@ -128,7 +135,7 @@ func TestOutcomeTable(t *testing.T) {
 		{name: "rejected with a word of the table", req: act("word", "reject", reject(entity.NotFound, "OUTCOME_UNKNOWN")), code: codes.NotFound, reason: "OUTCOME_UNKNOWN", replay: true, detail: "outcome"},
 		{name: "rejected with a code that is not allowed", req: act("r13", "reject", reject(13, "WHY")), code: codes.Internal, reason: "HANDLER_PANIC"},
 		{name: "no key", req: act("", "ok", nil), code: codes.InvalidArgument, reason: "INVALID"},
-		{name: "key too long", req: act(strings.Repeat("k", 256), "ok", nil), code: codes.InvalidArgument, reason: "INVALID"},
+		{name: "key too long", req: act(strings.Repeat("k", 256), "ok", nil), code: codes.InvalidArgument, reason: "TOO_LARGE", detail: "limit"},
 		{name: "longest key", req: act(strings.Repeat("k", 255), "ok", nil), code: codes.OK, replay: true},
 		{name: "unknown kind", req: command(t, "nothing", "a", "k", &testingv1.Act{}), code: codes.InvalidArgument, reason: "INVALID"},
 		{name: "unknown command", req: command(t, "order", "a", "k", &testingv1.Act{}), code: codes.InvalidArgument, reason: "INVALID"},

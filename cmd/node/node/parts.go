@@ -16,16 +16,13 @@ import (
 	"writ/sharding/membership"
 )
 
-// unflushedMax is the size of what a shard holds in memory only at which new
-// commands are refused: well below the size at which the replica gives up.
-const unflushedMax = 128 << 20
-
 // parts are what a node has once it belongs to a cluster.
 type parts struct {
 	registry *entity.Registry
 	meter    *meter
 	node     string
 	disk     *diskGuard
+	limits   Limits
 	// stopping is the node's: it hands its leaderships over and takes none.
 	stopping *atomic.Bool
 	host     *replica.Host
@@ -52,9 +49,10 @@ func (n *Node) form(ctx context.Context) error {
 	}
 	p, err := n.openParts(formed)
 	if err != nil {
-		return err
+		return n.noteLoss(err)
 	}
 	n.inner.Store(p)
+	n.wg.Go(func() { n.check(n.noteLoss(p.host.AwaitLoss(ctx))) })
 	n.wg.Go(func() { n.watchMeta(ctx, p) })
 	n.wg.Go(func() { n.exchangeCrashes(ctx) })
 	p.agent.Run(ctx)
@@ -69,13 +67,13 @@ func (n *Node) watchMeta(ctx context.Context, p *parts) {
 		n.router.Wake()
 		err := n.identity.NoteFormat(replica.ActiveFormat(p.meta.State()))
 		if err != nil {
-			n.log.Warn("the active format is not noted, which is tried again", slog.Any("error", err))
+			n.log.Warn("the active format could not be noted; it is tried again", slog.Any("error", err))
 		}
 		return err
 	})
 }
 
-// againAfter is the pause before what has failed at a change is done again.
+// againAfter is the pause before what has failed is tried again.
 const againAfter = 10 * time.Second
 
 // atChanges calls do at every change until the context ends, and again after a
@@ -99,9 +97,9 @@ func atChanges(ctx context.Context, changed func() <-chan struct{}, do func() er
 }
 
 func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
-	p = &parts{node: n.cfg.ID, disk: n.disk, stopping: &n.draining, registry: n.registry, meter: n.meter}
+	p = &parts{node: n.cfg.ID, disk: n.disk, limits: n.cfg.Limits, stopping: &n.draining, registry: n.registry, meter: n.meter}
 	if p.runtime, err = actors.New(actors.Config{
-		Node: n.cfg.ID, Registry: n.registry, Shards: n.table.Shards, Window: p.window, Courier: n.router, Admit: p.admit,
+		Node: n.cfg.ID, Registry: n.registry, Shards: n.table.Shards, Window: p.window, Clock: n.cfg.Clock, Courier: n.router, Admit: p.admit,
 		Limits: n.cfg.Limits.Entities, Freshness: p.freshness, Hands: n.hands, Metrics: n.metrics, Tracer: n.tracing.port(), Logger: n.log,
 	}); err != nil {
 		return nil, err
@@ -120,8 +118,9 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 			n.table.observe(shard, leaderView{node: node, epoch: epoch, term: term})
 			n.routesChanged()
 		},
-		Store:  replica.StoreConfig{Flushing: n.meter.flushing},
-		Logger: n.log,
+		UnflushedMax: n.cfg.Limits.unflushedMost(),
+		Store:        replica.StoreConfig{Flushing: n.meter.flushing},
+		Logger:       n.log,
 	}); err != nil {
 		return nil, errors.Join(err, p.runtime.Close(context.Background()))
 	}
@@ -203,9 +202,8 @@ func (p *parts) admit(shard uint32) error {
 	if r == nil || r.Store() == nil {
 		return nil // the gate knows better what to answer
 	}
-	if size := r.Store().UnflushedBytes(); size > unflushedMax {
-		return entity.Errorf(entity.Overloaded, "shard %d holds %d bytes that are not in its file yet, its limit is %d: retry later with the same key", shard, size, unflushedMax).
-			Retry(time.Second)
+	if size, most := r.Store().UnflushedBytes(), p.limits.Store.Unflushed; size > most {
+		return entity.Overload("store.Unflushed", most, "shard %d holds %d bytes that are not in its file yet", shard, size).Retry(time.Second)
 	}
 	return nil
 }

@@ -77,8 +77,8 @@ type precondition struct {
 func preconditions() []precondition {
 	return []precondition{
 		{"effects_match_keys", clauseScope, "the auditor's recount finds as many effects as keys, and no contradiction in the stores", found(foundRecount)},
-		{"window_agreed", clauseWindow, "this node's settings are the contract's", windowAgreed},
-		{"window_covers_retries", clauseWindow, "no kind's window is shorter than clients may retry", windowCovers},
+		{"window_agreed", clauseWindow, "this node's settings equal the contract's", windowAgreed},
+		{"window_covers_retries", clauseWindow, "no kind's window is shorter than the time for which clients may retry", windowCovers},
 		{"replicas_equal", clauseReplay, "all replicas of a shard have the same content at one index, so that any of them would replay the same", found(foundReplicas)},
 		{"leaders_known", clauseDegradation, "every shard has a leader", leadersKnown},
 		{"meta_group", clauseDegradation, "the meta group answers", func(o observation) string { return o.meta }},
@@ -158,7 +158,7 @@ func replicasComplete(o observation) string {
 	for _, s := range o.shards {
 		switch {
 		case s.leads && s.live < o.replicate:
-			reasons = append(reasons, fmt.Sprintf("shard %d: %d of %d voters are alive, wanted are %d", s.shard, s.live, s.voters, o.replicate))
+			reasons = append(reasons, fmt.Sprintf("shard %d: %d of %d voters are alive, %d are wanted", s.shard, s.live, s.voters, o.replicate))
 		case s.leads:
 		case len(s.dead) > 0: // the leader knows better, if there is one
 			reasons = append(reasons, fmt.Sprintf("shard %d: not alive: %s", s.shard, strings.Join(s.dead, ", ")))

@@ -11,7 +11,7 @@ import (
 )
 
 // A removed node says so, also after a restart, when nobody tells it anything any
-// more; "no leader is known" would send its operator looking for an outage (C060).
+// more; "no leader is known" would send its operator looking for an outage.
 func TestRemovedNodeSaysThatItIsRemoved(t *testing.T) {
 	c := newCluster(t, 4, nil)
 	if _, err := c.admin().SetNodeState(t.Context(), &nodev1.SetNodeStateRequest{Node: "n4", State: nodev1.NodeEntry_REMOVED}); err != nil {

@@ -11,7 +11,7 @@ import (
 
 // Two clusters under one name take commands for the same entities, and know
 // nothing of each other's keys: the smaller one must not look healthy, nor either
-// of two equal ones; a stray node must not take a whole cluster down (C020).
+// of two equal ones; a stray node must not take a whole cluster down.
 func TestTwoClustersOfOneNameAreNotBothReady(t *testing.T) {
 	for name, size := range map[string]int{"as large": 1, "larger": 2} {
 		t.Run(name, func(t *testing.T) {

@@ -17,9 +17,9 @@ const (
 	leaveTimeout    = time.Second
 )
 
-// ErrUnfinished is wrapped by the error of a Stop whose time was over before its
-// end. The process may end all the same: what is acknowledged is synced in the log,
-// and the next start replays what did not get into the files.
+// ErrUnfinished is wrapped by the error of a Stop that ran out of time. The process
+// may end all the same: what is acknowledged is synced in the log, and the next start
+// replays what did not get into the files.
 var ErrUnfinished = errors.New("stopped before the end")
 
 // Stop ends the node in order: not ready, leaderships handed over, calls in

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -30,13 +31,13 @@ func TestLongNamesInHand(t *testing.T) {
 			t.Errorf("%d bytes, valid: %v", len(short(name)), utf8.ValidString(short(name)))
 		}
 		for range 2 {
-			h, err := openHands(dir, log)
+			h, err := openHands(dir, time.Now, log)
 			if err != nil {
 				t.Fatal(err)
 			}
 			h.Take(name) // and the process ends
 		}
-		h, err := openHands(dir, log)
+		h, err := openHands(dir, time.Now, log)
 		if err != nil {
 			t.Fatal(err)
 		}

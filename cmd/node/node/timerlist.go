@@ -1,8 +1,6 @@
 package node
 
 import (
-	"time"
-
 	"google.golang.org/grpc"
 
 	"writ/actors/entity"
@@ -24,28 +22,21 @@ type timerAt struct {
 	position string
 	ref      entity.Ref
 	name     string
-	timer    *recordv1.Timer
+	timer    *recordv1.Timer // without its message's bytes: a page of them can be large
+	bytes    uint64
 }
 
 // ListTimers implements AdminService.
 func (a *admin) ListTimers(req *nodev1.ListTimersRequest, stream grpc.ServerStreamingServer[nodev1.TimerInfo]) error {
-	p, lease, err := a.leading(req.GetShard())
+	store, err := a.storeIfLeading(stream.Context(), req.GetShard())
 	if err != nil {
 		return gateway.ToStatus(err)
 	}
-	if lease == nil {
+	if store == nil {
 		return forwardStream(a, stream, req.GetShard(), req, nodev1.AdminServiceClient.ListTimers)
 	}
-	if err := awaitBarrier(stream.Context(), lease); err != nil {
-		return gateway.ToStatus(err)
-	}
-	left := int(req.GetLimit())
-	if left == 0 {
-		left = timersShown
-	}
-	left = min(left, rowsMax)
-	now := time.Now().UnixNano()
-	store := p.host.Replica(req.GetShard()).Store()
+	left := limitOf(req.GetLimit(), timersShown, rowsMax)
+	now := a.node.cfg.Clock().UnixNano()
 	for position := ""; ; {
 		page, err := timerPage(store, req, position, now)
 		if err != nil {
@@ -69,11 +60,16 @@ func (a *admin) ListTimers(req *nodev1.ListTimersRequest, stream grpc.ServerStre
 	}
 }
 
-// timerPage reads on behind a position: by time where what is asked for waits for
-// its time, else by name, where those that are parked stand, too.
+// timerPage reads the next page after a position: in the order of due times, or in
+// the order of names if one entity's timers or parked ones are asked for, since parked
+// timers have no due time.
 func timerPage(store *persistence.Store, req *nodev1.ListTimersRequest, position string, now int64) (page []timerAt, err error) {
 	add := func(position string, ref entity.Ref, name string, t *recordv1.Timer) {
-		page = append(page, timerAt{position, ref, name, t})
+		bytes := uint64(len(t.GetMessage().GetData()))
+		if t.GetMessage() != nil {
+			t.Message.Data = nil
+		}
+		page = append(page, timerAt{position, ref, name, t, bytes})
 	}
 	one := req.GetTenant() != "" && req.GetKind() != "" && req.GetId() != ""
 	if one || req.GetParkedOnly() {
@@ -104,12 +100,7 @@ func picksTimer(req *nodev1.ListTimersRequest, t timerAt, now int64) bool {
 }
 
 func timerInfo(t timerAt, now int64) *nodev1.TimerInfo {
-	info := &nodev1.TimerInfo{
-		Entity: protoRef(t.ref), Name: t.name, Timer: t.timer,
-		Bytes: uint64(len(t.timer.GetMessage().GetData())), Late: max(0, now-t.timer.GetDue()),
+	return &nodev1.TimerInfo{
+		Entity: protoRef(t.ref), Name: t.name, Timer: t.timer, Bytes: t.bytes, Late: max(0, now-t.timer.GetDue()),
 	}
-	if info.GetTimer().GetMessage() != nil {
-		info.Timer.Message.Data = nil
-	}
-	return info
 }

@@ -39,20 +39,40 @@ func (n *Node) routesChanged() {
 // servingCheck is the pace at which the gRPC health follows readiness.
 const servingCheck = 100 * time.Millisecond
 
-// keepServing keeps the gRPC health service in step with readiness.
+// The names under which gRPC health tells liveness, startup and readiness apart;
+// shardName tells a shard. "" is what a probe asks that names none, and the usual
+// example of a liveness probe names none: it stands for liveness, for a restart
+// cures no lost quorum and would interrupt a replica that is being refilled.
+const (
+	healthAlive = "liveness"
+	healthStart = "startup"
+	healthReady = "readiness"
+)
+
+// keepServing keeps the gRPC health service in step with what HTTP says.
 func (n *Node) keepServing(ctx context.Context) {
 	tick := time.NewTicker(servingCheck)
 	defer tick.Stop()
 	for {
-		ready := n.Readiness().Ready
-		for _, service := range []string{"", writv1.EntityService_ServiceDesc.ServiceName} {
-			n.server.SetServing(service, ready)
-		}
+		n.sayHealth()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+	}
+}
+
+// sayHealth names no reasons: the protocol has no room for them, /readyz does.
+func (n *Node) sayHealth() {
+	r := n.Readiness()
+	n.server.SetServing("", true)
+	n.server.SetServing(healthAlive, true)
+	n.server.SetServing(healthStart, n.parts() != nil)
+	n.server.SetServing(healthReady, r.Ready)
+	n.server.SetServing(writv1.EntityService_ServiceDesc.ServiceName, r.Ready)
+	for shard := range n.table.Shards() {
+		n.server.SetServing(fmt.Sprintf("shard/%d", shard), r.Shards[shard] == "")
 	}
 }
 
@@ -93,7 +113,7 @@ func (n *Node) allLed() bool {
 	return true
 }
 
-// Readiness says whether the node does its part, and if not why.
+// Readiness says whether the node is ready, and if not why.
 func (n *Node) Readiness() Readiness {
 	r := n.unready()
 	r.Ready = len(r.Reasons)+len(r.Shards) == 0
@@ -114,9 +134,13 @@ func (n *Node) unready() Readiness {
 	}
 	p := n.parts()
 	if p == nil {
-		r.Reasons["formation"] = "starting"
+		part := "formation"
+		if _, _, lost := n.identity.Loss(); lost {
+			part = "memory"
+		}
+		r.Reasons[part] = "starting"
 		if state := n.formation.State(); state != "" {
-			r.Reasons["formation"] = state
+			r.Reasons[part] = state
 		}
 		return r
 	}

@@ -3,6 +3,7 @@ package node_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,11 +19,47 @@ import (
 
 // brief is a cluster whose keys of kind "brief" are remembered for 3 s; the
 // generations are as fine as those of such a window.
-func brief(acts *acting) func(*node.Config) {
+func brief(acts *acting, wrong *clocks) func(*node.Config) {
 	return func(cfg *node.Config) {
 		acts.conf(cfg)
 		cfg.Window, cfg.RetryHorizon = shortWindow, shortWindow
+		cfg.Clock = wrong.of(cfg.ID)
 	}
+}
+
+// clocks are the wall clocks of nodes.
+type clocks struct {
+	mu  sync.Mutex
+	off map[string]time.Duration // by so much they are wrong
+}
+
+// of is a node's clock. It has no monotonic reading.
+func (w *clocks) of(name string) func() time.Time {
+	return func() time.Time {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return time.Now().Round(0).Add(w.off[name])
+	}
+}
+
+// set says by how much each node's clock is off; the others are right.
+func (w *clocks) set(off map[string]time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.off = off
+}
+
+// moveLead has another node lead a shard, and returns its name.
+func (c *testCluster) moveLead(shard uint32, leader string) (to string) {
+	c.t.Helper()
+	to = c.names[0]
+	if leader == to {
+		to = c.names[1]
+	}
+	eventually(c.t, func(ctx context.Context) (*nodev1.MoveShardResponse, error) {
+		return c.admin().MoveShard(ctx, &nodev1.MoveShardRequest{Shard: shard, To: to})
+	})
+	return to
 }
 
 // leader is who leads the shard of an entity.
@@ -41,22 +78,49 @@ func (c *testCluster) leader(kind, id string) (shard uint32, leader string) {
 
 // TestWindowEdge covers that no key is forgotten before its window has passed,
 // whatever happens in between, and that a command that was issued before what is
-// forgotten is not executed again (C048).
+// forgotten is not executed again, while one that is issued now is.
 func TestWindowEdge(t *testing.T) {
-	for name, between := range map[string]func(c *testCluster){
-		"nothing": func(*testCluster) {},
-		"leadership moved": func(c *testCluster) {
-			shard, leader := c.leader("brief", "a")
-			to := c.names[0]
-			if leader == to {
-				to = c.names[1]
-			}
-			eventually(c.t, func(ctx context.Context) (*nodev1.MoveShardResponse, error) {
-				return c.admin().MoveShard(ctx, &nodev1.MoveShardRequest{Shard: shard, To: to})
-			})
+	type edge struct {
+		before, between func(c *testCluster, wrong *clocks) // the first submit
+		retried         func(wrong *clocks, times int)
+	}
+	off := func(by time.Duration) func(*testCluster, *clocks) {
+		return func(c *testCluster, wrong *clocks) {
+			_, leader := c.leader("brief", "a")
+			wrong.set(map[string]time.Duration{leader: by})
+		}
+	}
+	for name, e := range map[string]edge{
+		"nothing":                   {},
+		"leadership moved":          {between: func(c *testCluster, _ *clocks) { c.moveLead(c.leader("brief", "a")) }},
+		"clock of the leader ahead": {before: off(2 * time.Hour)},
+		"clock of the leader stepped": {
+			before: off(2 * time.Hour), between: off(-time.Hour),
+			retried: func(wrong *clocks, times int) {
+				if times == 10 {
+					wrong.set(nil)
+				}
+			},
 		},
-		"everything restarted": func(c *testCluster) { c.stop(); c.start() },
-		"leader stopped": func(c *testCluster) {
+		"leadership moved between clocks that differ": {
+			before: func(c *testCluster, wrong *clocks) {
+				_, leader := c.leader("brief", "a")
+				differ := map[string]time.Duration{}
+				for i, name := range c.names {
+					differ[name] = []time.Duration{-2 * time.Minute, 2 * time.Minute, -2 * time.Minute}[i]
+				}
+				differ[leader] = 0 // else it takes the client's for wrong
+				wrong.set(differ)
+			},
+			between: func(c *testCluster, _ *clocks) { c.moveLead(c.leader("brief", "a")) },
+			retried: func(wrong *clocks, times int) {
+				if times == 10 {
+					wrong.set(nil)
+				}
+			},
+		},
+		"everything restarted": {between: func(c *testCluster, _ *clocks) { c.stop(); c.start() }},
+		"leader stopped": {between: func(c *testCluster, _ *clocks) {
 			_, leader := c.leader("brief", "a")
 			if err := c.nodes[leader].Stop(c.t.Context()); err != nil {
 				c.t.Error(err)
@@ -68,11 +132,15 @@ func TestWindowEdge(t *testing.T) {
 					break
 				}
 			}
-		},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newCluster(t, 3, brief(newActing()))
+			wrong := &clocks{}
+			c := newCluster(t, 3, brief(newActing(), wrong))
+			if e.before != nil {
+				e.before(c, wrong)
+			}
 			req := command(t, "brief", "a", "k", orderOf(1, nil))
 			req.IssuedAt = timestamppb.Now()
 			send := func(req *writv1.SubmitRequest) answer {
@@ -85,15 +153,29 @@ func TestWindowEdge(t *testing.T) {
 				})
 			}
 			accepted := time.Now()
-			if got := send(req); got.code != codes.OK || got.replayed {
+			got := send(req)
+			for range 5 { // leadership went, by itself, to a node that takes the client's clock for wrong
+				if got.reason != "INVALID" || e.before == nil {
+					break
+				}
+				e.before(c, wrong)
+				accepted = time.Now()
+				got = send(req)
+			}
+			if got.code != codes.OK || got.replayed {
 				t.Fatalf("first: %v", got)
 			}
-			between(c)
+			if e.between != nil {
+				e.between(c, wrong)
+			}
 			// Until the window has passed every retry is a replay; log time may run
 			// late, so after it both may be, until the key is gone.
 			tick := time.NewTicker(100 * time.Millisecond)
 			defer tick.Stop()
-			for {
+			for times := 0; ; times++ {
+				if e.retried != nil {
+					e.retried(wrong, times)
+				}
 				asked := time.Now()
 				got := send(req)
 				switch {

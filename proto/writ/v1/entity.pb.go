@@ -205,13 +205,13 @@ type SubmitRequest struct {
 	// older than what Writ remembers instead of executing it again. The same in
 	// every retry.
 	IssuedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
-	// Copied into the answer; of use in SubmitStream.
+	// Copied into the answer; useful in SubmitStream.
 	Tag uint64 `protobuf:"varint,5,opt,name=tag,proto3" json:"tag,omitempty"`
 	// Execute only if the entity is at this version.
 	IfVersion *uint64 `protobuf:"varint,6,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
 	// Answer ABORTED, IN_FLIGHT at once if the key is being executed.
 	NoWait bool `protobuf:"varint,7,opt,name=no_wait,json=noWait,proto3" json:"no_wait,omitempty"`
-	// The key for any content, in the place of idempotency_key. May come as metadata
+	// A key of any bytes, instead of idempotency_key. May come as metadata
 	// "idempotency-key-bin" instead. Keys are compared by their bytes, whichever way
 	// they came.
 	IdempotencyKeyBytes []byte `protobuf:"bytes,8,opt,name=idempotency_key_bytes,json=idempotencyKeyBytes,proto3" json:"idempotency_key_bytes,omitempty"`

@@ -28,7 +28,7 @@ const (
 
 type GetGuaranteeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only what the node that is asked sees by itself.
+	// Return only what the node that is asked sees itself.
 	Local         bool `protobuf:"varint,1,opt,name=local,proto3" json:"local,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -165,7 +165,7 @@ func (x *Guarantee) GetSilent() []string {
 // Contract holds the values that the cluster has agreed on.
 type Contract struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How long an idempotency key is remembered at least, from its acceptance.
+	// The least time for which an idempotency key is remembered, from its acceptance.
 	Window *durationpb.Duration `protobuf:"bytes,1,opt,name=window,proto3" json:"window,omitempty"`
 	// The same by kind, for every kind of this node.
 	WindowByKind map[string]*durationpb.Duration `protobuf:"bytes,2,rep,name=window_by_kind,json=windowByKind,proto3" json:"window_by_kind,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`

@@ -1,5 +1,6 @@
-// Command alarm is a node that has one kind more than the released one: "alarm",
-// an entity that sets timers and keeps how late each of them was.
+// Command alarm is a node that has more kinds than the released one: "alarm", an
+// entity that sets timers and keeps how late each of them was; "teller", which
+// numbers what it tells to each "listener", which keeps what it was told, in order.
 package main
 
 import (
@@ -15,7 +16,7 @@ import (
 	"writ/cmd/node/cli"
 )
 
-func main() { cli.Main(append(account.Kinds(), alarm())...) }
+func main() { cli.Main(append(account.Kinds(), alarm(), teller(), listener())...) }
 
 // alarm is set by one command, "set N MILLISECOND APART", to N timers from a time
 // on, and its state holds a list for each of them: the microseconds by which it

@@ -538,7 +538,7 @@ func (x *Posted) GetReference() string {
 // Total is a sum of postings.
 type Total struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A sum that does not fit stands at the end of the range: then read exact.
+	// The sum; if it does not fit, the end of the range that it exceeds. Then read exact.
 	AmountMinor int64  `protobuf:"varint,1,opt,name=amount_minor,json=amountMinor,proto3" json:"amount_minor,omitempty"`
 	Postings    uint64 `protobuf:"varint,2,opt,name=postings,proto3" json:"postings,omitempty"`
 	// The sum in decimal. Set only if amount_minor cannot hold it: one account always

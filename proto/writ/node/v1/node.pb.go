@@ -212,8 +212,6 @@ type ForwardRequest struct {
 	Shard     uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
 	// Term of the leader the sender believes in; 0 if it has no hint.
 	TermHint uint64 `protobuf:"varint,3,opt,name=term_hint,json=termHint,proto3" json:"term_hint,omitempty"`
-	// Wall clock deadline, Unix nanoseconds; 0: none.
-	Deadline int64  `protobuf:"varint,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	Tenant   string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// W3C traceparent of the client's call.
 	Trace string `protobuf:"bytes,6,opt,name=trace,proto3" json:"trace,omitempty"`
@@ -275,13 +273,6 @@ func (x *ForwardRequest) GetShard() uint32 {
 func (x *ForwardRequest) GetTermHint() uint64 {
 	if x != nil {
 		return x.TermHint
-	}
-	return 0
-}
-
-func (x *ForwardRequest) GetDeadline() int64 {
-	if x != nil {
-		return x.Deadline
 	}
 	return 0
 }
@@ -547,7 +538,7 @@ type DeliverResponse struct {
 	Applied uint64 `protobuf:"varint,1,opt,name=applied,proto3" json:"applied,omitempty"`
 	// The first row of the batch was beyond applied + 1: rewind to applied + 1.
 	Gap bool `protobuf:"varint,2,opt,name=gap,proto3" json:"gap,omitempty"`
-	// The row applied + 1 was refused; the rows behind it were not tried.
+	// The row applied + 1 was refused; the rows after it were not tried.
 	Refusal *Refusal `protobuf:"bytes,3,opt,name=refusal,proto3" json:"refusal,omitempty"`
 	// The latest row that was skipped there, 0 for none: no handler has seen it.
 	Skipped       uint64 `protobuf:"varint,4,opt,name=skipped,proto3" json:"skipped,omitempty"`
@@ -798,7 +789,10 @@ type RegisterRequest struct {
 	Incarnation string                 `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Zone        string                 `protobuf:"bytes,4,opt,name=zone,proto3" json:"zone,omitempty"`
 	// Newest format that the node's program reads.
-	FormatMax     uint32 `protobuf:"varint,5,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
+	FormatMax uint32 `protobuf:"varint,5,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
+	// The incarnation that this one follows, of a node that has lost its memory and
+	// kept its identity; empty on an empty disk.
+	Replaces      string `protobuf:"bytes,6,opt,name=replaces,proto3" json:"replaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -866,6 +860,13 @@ func (x *RegisterRequest) GetFormatMax() uint32 {
 		return x.FormatMax
 	}
 	return 0
+}
+
+func (x *RegisterRequest) GetReplaces() string {
+	if x != nil {
+		return x.Replaces
+	}
+	return ""
 }
 
 // RegisterResponse gives the cluster id to a node that has none, and says
@@ -1836,7 +1837,11 @@ type StatusResponse struct {
 	// Newest format that this node's program reads.
 	FormatMax uint32 `protobuf:"varint,9,opt,name=format_max,json=formatMax,proto3" json:"format_max,omitempty"`
 	// Names of the kinds that this node's program defines.
-	Kinds         []string `protobuf:"bytes,10,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	Kinds []string `protobuf:"bytes,10,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	// Nodes of the meta group's committed configuration; both empty: not known. A
+	// node that has left the group does not hear of it, and still lists itself.
+	MetaVoters    []string `protobuf:"bytes,11,rep,name=meta_voters,json=metaVoters,proto3" json:"meta_voters,omitempty"`
+	MetaLearners  []string `protobuf:"bytes,12,rep,name=meta_learners,json=metaLearners,proto3" json:"meta_learners,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1937,6 +1942,20 @@ func (x *StatusResponse) GetFormatMax() uint32 {
 func (x *StatusResponse) GetKinds() []string {
 	if x != nil {
 		return x.Kinds
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetMetaVoters() []string {
+	if x != nil {
+		return x.MetaVoters
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetMetaLearners() []string {
+	if x != nil {
+		return x.MetaLearners
 	}
 	return nil
 }
@@ -2817,7 +2836,7 @@ type LaneFilter struct {
 	SourceId        string                 `protobuf:"bytes,3,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
 	DestinationKind string                 `protobuf:"bytes,4,opt,name=destination_kind,json=destinationKind,proto3" json:"destination_kind,omitempty"`
 	DestinationId   string                 `protobuf:"bytes,5,opt,name=destination_id,json=destinationId,proto3" json:"destination_id,omitempty"`
-	// A part of the reason.
+	// A part of the reason, or of the trouble.
 	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2897,10 +2916,13 @@ func (x *LaneFilter) GetReason() string {
 
 // LaneInfo is a lane with rows.
 type LaneInfo struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        *v11.Ref               `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	Destination   *v11.Ref               `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
-	Lane          *v11.Lane              `protobuf:"bytes,3,opt,name=lane,proto3" json:"lane,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Source      *v11.Ref               `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Destination *v11.Ref               `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Lane        *v11.Lane              `protobuf:"bytes,3,opt,name=lane,proto3" json:"lane,omitempty"`
+	// What an active lane's rows wait for on their way, if the source's leader has tried
+	// to send them: it is not stored and costs no attempt.
+	Trouble       string `protobuf:"bytes,4,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2956,10 +2978,17 @@ func (x *LaneInfo) GetLane() *v11.Lane {
 	return nil
 }
 
+func (x *LaneInfo) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
 type ShowLaneRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Lane  *LaneName              `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
-	// At most so many rows; 100 if 0.
+	// At most this many rows; 100 if 0.
 	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	// With the events' bytes.
 	Payloads      bool `protobuf:"varint,3,opt,name=payloads,proto3" json:"payloads,omitempty"`
@@ -3199,7 +3228,7 @@ type ListOutboxRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Shard  uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Filter *LaneFilter            `protobuf:"bytes,2,opt,name=filter,proto3" json:"filter,omitempty"`
-	// At most so many rows; 1000 if 0.
+	// At most this many rows; 1000 if 0.
 	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3328,7 +3357,7 @@ type ListTimersRequest struct {
 	ParkedOnly bool   `protobuf:"varint,5,opt,name=parked_only,json=parkedOnly,proto3" json:"parked_only,omitempty"`
 	// Only those whose time has passed.
 	LateOnly bool `protobuf:"varint,6,opt,name=late_only,json=lateOnly,proto3" json:"late_only,omitempty"`
-	// At most so many; 1000 if 0.
+	// At most this many; 1000 if 0.
 	Limit         uint32 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3537,7 +3566,7 @@ func (x *ListCrashesRequest) GetNode() string {
 	return ""
 }
 
-// Crash is something that a handler had in hand when a process ended.
+// Crash is something that a handler was working on when a process ended.
 type Crash struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	What  string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`
@@ -3829,7 +3858,9 @@ func (x *SetNodeStateRequest) GetState() NodeEntry_State {
 }
 
 type SetNodeStateResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Version of a meta state that holds the order: an older one does not know of it.
+	Version       uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3864,11 +3895,20 @@ func (*SetNodeStateResponse) Descriptor() ([]byte, []int) {
 	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
+func (x *SetNodeStateResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 type MoveShardRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	From          string                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
-	To            string                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Node that gives its replica up; empty: the leadership goes to a node that
+	// holds a replica, and the replicas stay.
+	From          string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3925,7 +3965,9 @@ func (x *MoveShardRequest) GetTo() string {
 }
 
 type MoveShardResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Version of a meta state that holds the order: an older one does not know of it.
+	Version       uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3958,6 +4000,13 @@ func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use MoveShardResponse.ProtoReflect.Descriptor instead.
 func (*MoveShardResponse) Descriptor() ([]byte, []int) {
 	return file_writ_node_v1_node_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *MoveShardResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
 }
 
 type UpgradeRequest struct {
@@ -4053,7 +4102,8 @@ func (x *UpgradeResponse) GetTo() uint32 {
 type SetContractRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Window *int64                 `protobuf:"varint,1,opt,name=window,proto3,oneof" json:"window,omitempty"`
-	// Nanoseconds by kind; 0 gives the kind the general window again.
+	// Nanoseconds by kind; 0 removes the contract's window for the kind, so that its
+	// own or the general one counts again.
 	WindowByKind  map[string]int64 `protobuf:"bytes,2,rep,name=window_by_kind,json=windowByKind,proto3" json:"window_by_kind,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	RetryHorizon  *int64           `protobuf:"varint,3,opt,name=retry_horizon,json=retryHorizon,proto3,oneof" json:"retry_horizon,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4753,10 +4803,12 @@ type InspectResponse struct {
 	Outgoing []*InspectedLane `protobuf:"bytes,8,rep,name=outgoing,proto3" json:"outgoing,omitempty"`
 	// Lanes to this entity, the first 100.
 	Incoming []*AuditLane `protobuf:"bytes,9,rep,name=incoming,proto3" json:"incoming,omitempty"`
-	// There are more lanes than shown.
+	// There are more lanes from this entity than shown.
 	Cut bool `protobuf:"varint,10,opt,name=cut,proto3" json:"cut,omitempty"`
 	// Of the source asked for.
-	Applied       uint64 `protobuf:"varint,11,opt,name=applied,proto3" json:"applied,omitempty"`
+	Applied uint64 `protobuf:"varint,11,opt,name=applied,proto3" json:"applied,omitempty"`
+	// There are more lanes to this entity than shown.
+	CutIncoming   bool `protobuf:"varint,12,opt,name=cut_incoming,json=cutIncoming,proto3" json:"cut_incoming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4868,6 +4920,13 @@ func (x *InspectResponse) GetApplied() uint64 {
 	return 0
 }
 
+func (x *InspectResponse) GetCutIncoming() bool {
+	if x != nil {
+		return x.CutIncoming
+	}
+	return false
+}
+
 // InspectedLane is a lane and its first rows, without their payloads.
 type InspectedLane struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4933,13 +4992,12 @@ var File_writ_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x17writ/node/v1/node.proto\x12\fwrit.node.v1\x1a\x1bwrit/record/v1/record.proto\x1a\x14writ/v1/entity.proto\x1a\x17writ/v1/guarantee.proto\"\xfa\x02\n" +
+	"\x17writ/node/v1/node.proto\x12\fwrit.node.v1\x1a\x1bwrit/record/v1/record.proto\x1a\x14writ/v1/entity.proto\x1a\x17writ/v1/guarantee.proto\"\xee\x02\n" +
 	"\x0eForwardRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1b\n" +
-	"\tterm_hint\x18\x03 \x01(\x04R\btermHint\x12\x1a\n" +
-	"\bdeadline\x18\x04 \x01(\x03R\bdeadline\x12\x16\n" +
+	"\tterm_hint\x18\x03 \x01(\x04R\btermHint\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x14\n" +
 	"\x05trace\x18\x06 \x01(\tR\x05trace\x120\n" +
 	"\x06submit\x18\a \x01(\v2\x16.writ.v1.SubmitRequestH\x00R\x06submit\x12*\n" +
@@ -4947,7 +5005,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\aoutcome\x18\t \x01(\v2\x17.writ.v1.OutcomeRequestH\x00R\aoutcome\x121\n" +
 	"\x06cancel\x18\n" +
 	" \x01(\v2\x17.writ.v1.OutcomeRequestH\x00R\x06cancelB\x06\n" +
-	"\x04call\"\xb1\x01\n" +
+	"\x04callJ\x04\b\x04\x10\x05R\bdeadline\"\xb1\x01\n" +
 	"\x0fForwardResponse\x121\n" +
 	"\x06submit\x18\x01 \x01(\v2\x17.writ.v1.SubmitResponseH\x00R\x06submit\x12+\n" +
 	"\x04read\x18\x02 \x01(\v2\x15.writ.v1.ReadResponseH\x00R\x04read\x124\n" +
@@ -4983,7 +5041,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x0fPromiseResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x12\n" +
-	"\x04zone\x18\x03 \x01(\tR\x04zone\"\x99\x01\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\"\xb5\x01\n" +
 	"\x0fRegisterRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x12\n" +
@@ -4991,7 +5049,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\vincarnation\x18\x03 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04zone\x18\x04 \x01(\tR\x04zone\x12\x1d\n" +
 	"\n" +
-	"format_max\x18\x05 \x01(\rR\tformatMax\"i\n" +
+	"format_max\x18\x05 \x01(\rR\tformatMax\x12\x1a\n" +
+	"\breplaces\x18\x06 \x01(\tR\breplaces\"i\n" +
 	"\x10RegisterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1e\n" +
@@ -5083,7 +5142,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\fbase_version\x18\x01 \x01(\x04R\vbaseVersion\x12+\n" +
 	"\x04next\x18\x02 \x01(\v2\x17.writ.node.v1.MetaStateR\x04next\x12\x16\n" +
 	"\x06format\x18\x03 \x01(\rR\x06format\"\x0f\n" +
-	"\rStatusRequest\"\xdf\x02\n" +
+	"\rStatusRequest\"\xa5\x03\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -5098,7 +5157,10 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"format_max\x18\t \x01(\rR\tformatMax\x12\x14\n" +
 	"\x05kinds\x18\n" +
-	" \x03(\tR\x05kinds\"\xbe\x03\n" +
+	" \x03(\tR\x05kinds\x12\x1f\n" +
+	"\vmeta_voters\x18\v \x03(\tR\n" +
+	"metaVoters\x12#\n" +
+	"\rmeta_learners\x18\f \x03(\tR\fmetaLearners\"\xbe\x03\n" +
 	"\vShardStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
@@ -5183,11 +5245,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tsource_id\x18\x03 \x01(\tR\bsourceId\x12)\n" +
 	"\x10destination_kind\x18\x04 \x01(\tR\x0fdestinationKind\x12%\n" +
 	"\x0edestination_id\x18\x05 \x01(\tR\rdestinationId\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\x98\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xb2\x01\n" +
 	"\bLaneInfo\x12+\n" +
 	"\x06source\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06source\x125\n" +
 	"\vdestination\x18\x02 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12(\n" +
-	"\x04lane\x18\x03 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\"o\n" +
+	"\x04lane\x18\x03 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\x12\x18\n" +
+	"\atrouble\x18\x04 \x01(\tR\atrouble\"o\n" +
 	"\x0fShowLaneRequest\x12*\n" +
 	"\x04lane\x18\x01 \x01(\v2\x16.writ.node.v1.LaneNameR\x04lane\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x1a\n" +
@@ -5255,13 +5318,15 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\tforgotten\x18\x02 \x01(\rR\tforgotten\"^\n" +
 	"\x13SetNodeStateRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x123\n" +
-	"\x05state\x18\x02 \x01(\x0e2\x1d.writ.node.v1.NodeEntry.StateR\x05state\"\x16\n" +
-	"\x14SetNodeStateResponse\"L\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1d.writ.node.v1.NodeEntry.StateR\x05state\"0\n" +
+	"\x14SetNodeStateResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\"L\n" +
 	"\x10MoveShardRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x03 \x01(\tR\x02to\"\x13\n" +
-	"\x11MoveShardResponse\"\x10\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\"-\n" +
+	"\x11MoveShardResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\"\x10\n" +
 	"\x0eUpgradeRequest\"5\n" +
 	"\x0fUpgradeResponse\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
@@ -5322,7 +5387,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06entity\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\x06entity\x12!\n" +
 	"\fcommand_type\x18\x02 \x01(\tR\vcommandType\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\fR\x03key\x12+\n" +
-	"\x06source\x18\x04 \x01(\v2\x13.writ.record.v1.RefR\x06source\"\x94\x03\n" +
+	"\x06source\x18\x04 \x01(\v2\x13.writ.record.v1.RefR\x06source\"\xb7\x03\n" +
 	"\x0fInspectResponse\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
@@ -5335,7 +5400,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\bincoming\x18\t \x03(\v2\x17.writ.node.v1.AuditLaneR\bincoming\x12\x10\n" +
 	"\x03cut\x18\n" +
 	" \x01(\bR\x03cut\x12\x18\n" +
-	"\aapplied\x18\v \x01(\x04R\aapplied\"\x99\x01\n" +
+	"\aapplied\x18\v \x01(\x04R\aapplied\x12!\n" +
+	"\fcut_incoming\x18\f \x01(\bR\vcutIncoming\"\x99\x01\n" +
 	"\rInspectedLane\x125\n" +
 	"\vdestination\x18\x01 \x01(\v2\x13.writ.record.v1.RefR\vdestination\x12(\n" +
 	"\x04lane\x18\x02 \x01(\v2\x14.writ.record.v1.LaneR\x04lane\x12'\n" +

@@ -54,14 +54,14 @@ type NodeServiceClient interface {
 	ReplicaStatus(ctx context.Context, in *ReplicaStatusRequest, opts ...grpc.CallOption) (*ReplicaStatusResponse, error)
 	// Report describes all replicas of a node.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
-	// LookupLanes tells one side of some lanes, as the shard's leader knows them
-	// after a read barrier: so the auditor compares both ends of a lane.
+	// LookupLanes tells one side of some lanes, as the shard's leader knows them after
+	// a read barrier. The auditor uses it to compare both ends of a lane.
 	LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error)
-	// ExchangeCrashes tells each other what handlers had in hand when processes
-	// ended, so that a command that ends them is stopped after as many ends of all
-	// nodes together as of one.
+	// ExchangeCrashes tells both nodes what handlers of the other were working on when
+	// processes ended, so that the crashes of all nodes together count towards stopping
+	// a command that ends processes.
 	ExchangeCrashes(ctx context.Context, in *ExchangeCrashesRequest, opts ...grpc.CallOption) (*ExchangeCrashesResponse, error)
-	// Guarantee tells how far the node that is asked sees the guarantee held.
+	// Guarantee tells to what extent the guarantee holds, as the node asked sees it.
 	Guarantee(ctx context.Context, in *GuaranteeRequest, opts ...grpc.CallOption) (*GuaranteeResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
@@ -195,14 +195,14 @@ type NodeServiceServer interface {
 	ReplicaStatus(context.Context, *ReplicaStatusRequest) (*ReplicaStatusResponse, error)
 	// Report describes all replicas of a node.
 	Report(context.Context, *ReportRequest) (*ReportResponse, error)
-	// LookupLanes tells one side of some lanes, as the shard's leader knows them
-	// after a read barrier: so the auditor compares both ends of a lane.
+	// LookupLanes tells one side of some lanes, as the shard's leader knows them after
+	// a read barrier. The auditor uses it to compare both ends of a lane.
 	LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error)
-	// ExchangeCrashes tells each other what handlers had in hand when processes
-	// ended, so that a command that ends them is stopped after as many ends of all
-	// nodes together as of one.
+	// ExchangeCrashes tells both nodes what handlers of the other were working on when
+	// processes ended, so that the crashes of all nodes together count towards stopping
+	// a command that ends processes.
 	ExchangeCrashes(context.Context, *ExchangeCrashesRequest) (*ExchangeCrashesResponse, error)
-	// Guarantee tells how far the node that is asked sees the guarantee held.
+	// Guarantee tells to what extent the guarantee holds, as the node asked sees it.
 	Guarantee(context.Context, *GuaranteeRequest) (*GuaranteeResponse, error)
 	// TransferLeadership asks the leader of a shard to hand over.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
@@ -530,7 +530,7 @@ type AdminServiceClient interface {
 	// AuditShard walks one shard at one checkpoint. Served by the shard's leader,
 	// forwarded there by any other node.
 	AuditShard(ctx context.Context, in *AuditShardRequest, opts ...grpc.CallOption) (*AuditShardResponse, error)
-	// AuditLanes streams both sides of every lane of one shard: as source and as
+	// AuditLanes streams one side of every lane of one shard: as source, or as
 	// destination.
 	AuditLanes(ctx context.Context, in *AuditLanesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditLane], error)
 	// DiskProbe measures one fdatasync of 4 KiB in the node's data folder.
@@ -555,7 +555,7 @@ type AdminServiceClient interface {
 	// ListTimers lists timers of a shard in the order of their time; those of one
 	// entity, and parked ones, in the order of entity and name.
 	ListTimers(ctx context.Context, in *ListTimersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TimerInfo], error)
-	// ListCrashes lists what handlers of one node had in hand when a process ended.
+	// ListCrashes lists what handlers of one node were working on when a process ended.
 	ListCrashes(ctx context.Context, in *ListCrashesRequest, opts ...grpc.CallOption) (*ListCrashesResponse, error)
 	// ForgetCrashes has one node run again what it refuses because of them. It
 	// answers when that is in its file.
@@ -791,7 +791,7 @@ type AdminServiceServer interface {
 	// AuditShard walks one shard at one checkpoint. Served by the shard's leader,
 	// forwarded there by any other node.
 	AuditShard(context.Context, *AuditShardRequest) (*AuditShardResponse, error)
-	// AuditLanes streams both sides of every lane of one shard: as source and as
+	// AuditLanes streams one side of every lane of one shard: as source, or as
 	// destination.
 	AuditLanes(*AuditLanesRequest, grpc.ServerStreamingServer[AuditLane]) error
 	// DiskProbe measures one fdatasync of 4 KiB in the node's data folder.
@@ -816,7 +816,7 @@ type AdminServiceServer interface {
 	// ListTimers lists timers of a shard in the order of their time; those of one
 	// entity, and parked ones, in the order of entity and name.
 	ListTimers(*ListTimersRequest, grpc.ServerStreamingServer[TimerInfo]) error
-	// ListCrashes lists what handlers of one node had in hand when a process ended.
+	// ListCrashes lists what handlers of one node were working on when a process ended.
 	ListCrashes(context.Context, *ListCrashesRequest) (*ListCrashesResponse, error)
 	// ForgetCrashes has one node run again what it refuses because of them. It
 	// answers when that is in its file.
