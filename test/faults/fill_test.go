@@ -110,10 +110,12 @@ func (h *hoarding) index(node string) uint64 {
 // as soon as its log begins behind what that one lacks.
 func (h *hoarding) copying(leader string) {
 	h.arm(leader, fault.Snapshot, fault.Crash)
-	h.awaitExit(leader)
-	if h.acted(leader, fault.Snapshot, fault.Crash) == 0 {
-		h.t.Fatalf("%s has died of something else", leader)
+	for !h.awaitAction(leader, hoard, fault.Snapshot, fault.Crash, 0) {
+		h.arm(leader, fault.Snapshot, fault.None)
+		leader = h.awaitYield(leader, hoard, h.away)
+		h.arm(leader, fault.Snapshot, fault.Crash)
 	}
+	h.awaitExit(leader)
 	for _, n := range []string{leader, h.away} {
 		if err := h.nodes.Start(n); err != nil {
 			h.t.Fatal(err)

@@ -118,8 +118,9 @@ func (w *town) leader(account string) string {
 	return leaders[shardOf(account)]
 }
 
-// awaitYield waits until the others agree that one of them leads an account's shard.
-func (w *town) awaitYield(victim, account string) {
+// awaitYield waits until the others, without those that are away, agree that one of
+// them leads an account's shard, and returns it.
+func (w *town) awaitYield(victim, account string, away ...string) string {
 	w.t.Helper()
 	ctx, cancel := w.within()
 	defer cancel()
@@ -127,7 +128,7 @@ func (w *town) awaitYield(victim, account string) {
 	for last := ""; ; {
 		leaders := map[string]bool{}
 		for _, n := range w.nodes.Nodes() {
-			if n == victim {
+			if n == victim || slices.Contains(away, n) {
 				continue
 			}
 			status, err := w.links.Status(ctx, n)
@@ -142,7 +143,7 @@ func (w *town) awaitYield(victim, account string) {
 			}
 		}
 		if len(leaders) == 1 && last != victim && last != "" {
-			return
+			return last
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -221,18 +222,38 @@ func (w *town) acted(node string, point fault.Name, action fault.Action) int {
 	return strings.Count(w.nodes.Since(node), fmt.Sprintf("fault point %s: %s", point, action))
 }
 
-// awaitAction waits until a point has acted once more than before.
-func (w *town) awaitAction(node string, point fault.Name, action fault.Action, before int) {
+// awaitAction waits until a point has acted once more than before. It returns false if
+// the node leads the shard of the account no more and the point has not acted: what
+// was to reach it goes to another node.
+func (w *town) awaitAction(node, account string, point fault.Name, action fault.Action, before int) bool {
 	w.t.Helper()
 	ctx, cancel := w.within()
 	defer cancel()
 	for w.acted(node, point, action) <= before {
+		if account != "" && w.followsOf(ctx, node, shardOf(account)) {
+			return w.acted(node, point, action) > before
+		}
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
 			w.t.Fatalf("point %s was not reached in %s:\n%s", point, node, w.nodes.Logs(node, 20))
 		}
 	}
+	return true
+}
+
+// followsOf says whether a node knows another one as the leader of a shard.
+func (w *town) followsOf(ctx context.Context, node string, shard uint32) bool {
+	status, err := w.links.Status(ctx, node)
+	if err != nil {
+		return false // it is harmed, perhaps
+	}
+	for _, s := range status.GetShards() {
+		if s.GetShard() == shard {
+			return s.GetLeader() != "" && s.GetLeader() != node
+		}
+	}
+	return false
 }
 
 // awaitExit waits until a node has died.
@@ -360,29 +381,75 @@ func (w *town) act(c faults.Case, action fault.Action) {
 	if c.Victim == faults.Destination {
 		led = receiver
 	}
-	victim := w.leader(led)
+	var lines []string
+	var first submitted
+	var victim string
+	for {
+		load := w.transfers(name, payer, receiver, len(lines))
+		lines = append(lines, load...)
+		var done submitted
+		var hit bool
+		victim, done, hit = w.strike(c, action, led, load)
+		first.Executed += done.Executed
+		first.Replayed += done.Replayed
+		first.Rejected += done.Rejected
+		first.Failed += done.Failed
+		if hit {
+			break
+		}
+		t.Logf("%s gave its leadership away before it was harmed: again", victim)
+	}
+	again := w.submit(lines...)
+	if first.Failed+first.Rejected+again.Failed+again.Rejected != 0 || first.Executed+first.Replayed != len(lines) || again.Replayed != len(lines) {
+		t.Errorf("first %+v, then %+v: want %d executed and then replayed", first, again, len(lines))
+	}
+	sent := int64(len(lines) * amount)
+	report := w.audit()
+	paid, pending := w.balance(payer)
+	got, _ := w.balance(receiver)
+	if paid != deposit-sent || got != sent || pending != 0 {
+		t.Errorf("payer holds %d, receiver %d, %d transfers pending: want %d and %d", paid, got, pending, deposit-sent, sent)
+	}
+	t.Logf("%s: %s %s; %d keys, %d effects, %d events applied, nothing lost or doubled", c.Boundary, victim, c.Outcomes[action], report.Keys, report.Effects, report.Applied)
+}
+
+// transfers are commands with keys that were not used before.
+func (w *town) transfers(name, payer, receiver string, from int) (lines []string) {
+	for n := from; n < from+transfers; n++ {
+		lines = append(lines, command(payer, fmt.Sprintf("t-%s-%d", name, n), fmt.Sprintf(`Transfer","to":%q,"amountMinor":%d`, receiver, amount)))
+	}
+	return lines
+}
+
+// strike has the leader of an account's shard harmed while it gets a load, and brings
+// it through. It returns whom it harmed and what became of the load; no hit, if the
+// leadership went to another node before the load could reach the point.
+func (w *town) strike(c faults.Case, action fault.Action, led string, lines []string) (victim string, done submitted, hit bool) {
+	t := w.t
+	victim = w.leader(led)
 	before := w.acted(victim, c.Point, action)
 	w.arm(victim, c.Point, action)
 	var moved move
+	watched := led
 	switch c.Victim { //nolint:exhaustive // the others need no order
 	case faults.Drained:
 		w.drain(victim, false)
+		watched = "" // it is to lose the leadership
 	case faults.Mover:
 		moved = w.move(shardOf(led), victim)
 	}
-	var lines []string
-	for n := range transfers {
-		lines = append(lines, command(payer, fmt.Sprintf("t-%s-%d", name, n), fmt.Sprintf(`Transfer","to":%q,"amountMinor":%d`, receiver, amount)))
-	}
-	var first submitted
 	var err error
 	load := make(chan struct{})
 	go func() {
 		defer close(load)
-		first, err = w.trySubmit(lines...)
+		done, err = w.trySubmit(lines...)
 	}()
-	w.awaitAction(victim, c.Point, action, before)
-	w.outlast(victim, led, c.Point, action, c.Outcomes[action], load)
+	if hit = w.awaitAction(victim, watched, c.Point, action, before); hit {
+		w.outlast(victim, led, c.Point, action, c.Outcomes[action], load)
+	} else {
+		w.arm(victim, c.Point, fault.None)
+		<-load
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,17 +459,7 @@ func (w *town) act(c faults.Case, action fault.Action) {
 	case faults.Mover:
 		w.awaitMoved(moved)
 	}
-	again := w.submit(lines...)
-	if first.Failed+first.Rejected+again.Failed+again.Rejected != 0 || first.Executed+first.Replayed != transfers || again.Replayed != transfers {
-		t.Errorf("first %+v, then %+v: want %d executed and then replayed", first, again, transfers)
-	}
-	report := w.audit()
-	paid, pending := w.balance(payer)
-	got, _ := w.balance(receiver)
-	if paid != deposit-transfers*amount || got != transfers*amount || pending != 0 {
-		t.Errorf("payer holds %d, receiver %d, %d transfers pending: want %d and %d", paid, got, pending, deposit-transfers*amount, transfers*amount)
-	}
-	t.Logf("%s: %s %s; %d keys, %d effects, %d events applied, nothing lost or doubled", c.Boundary, victim, c.Outcomes[action], report.Keys, report.Effects, report.Applied)
+	return victim, done, hit
 }
 
 func (w *town) drain(node string, undo bool) {
