@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,6 +95,54 @@ func TestOverload(t *testing.T) {
 		}
 	}
 	w.must(ref("counter", "a"), "x", &num{Value: 1})
+}
+
+// An entity whose handler does not come back takes a part of its shard's room for
+// bytes, not all of it, also if its clients try again and again.
+func TestHungEntityLeavesRoom(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.Command, limits.State, limits.Event, limits.Reply = 1000, 1000, 1000, 1000
+	limits.ShardBytes, limits.EntityBytes = 20_000, 5_000
+	begun, free := make(chan struct{}, 30), make(chan struct{})
+	w := newWorld(t, worldConfig{
+		kinds: []entity.Definer{kind("counter", hooks{command: func(c *entity.Context, _ *num, _ string) error {
+			if c.ID() == "hung" {
+				begun <- struct{}{}
+				<-free
+			}
+			return nil
+		}})},
+		change: func(c *actors.Config) { c.Limits = limits },
+	})
+	large := func(id, key string) submitted {
+		return submitted{ref: ref("counter", id), key: key, command: &text{Value: strings.Repeat("x", 900)}}
+	}
+	const calls, fit = 30, 6 // with what surrounds the text, five have 5,000 bytes
+	var executed, refused atomic.Int64
+	var wg sync.WaitGroup
+	for i := range calls {
+		wg.Go(func() {
+			_, err := w.submit(large("hung", fmt.Sprint(i)))
+			switch {
+			case err == nil:
+				executed.Add(1)
+			case entity.ReasonOf(err) == entity.Overloaded:
+				refused.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	<-begun
+	w.metrics.until(t, func() bool { return refused.Load() >= calls-fit })
+	if _, err := w.submit(large("other", "k")); err != nil {
+		t.Errorf("another entity: %v", err)
+	}
+	close(free)
+	wg.Wait()
+	if n := executed.Load(); n < 2 || n > fit {
+		t.Errorf("%d calls of the entity were executed", n)
+	}
 }
 
 // stuckGate is a store that holds its gate up, when the gate looks for keys to forget.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -27,8 +26,8 @@ type call struct {
 	gone     <-chan struct{}
 	deadline time.Time
 	size     int64
-	shard    *gauge        // counted in at the front door
-	entity   *atomic.Int64 // counted in by the gate
+	shard    *gauge // counted in at the front door
+	entity   *gauge // counted in by the gate
 	metrics  Metrics
 	reply    chan answer  // room for one
 	done     func(answer) // in the place of reply
@@ -63,7 +62,7 @@ func (c *call) refuse(err error) { c.answer(nil, err) }
 // leave takes the call out of the entity's count.
 func (c *call) leave() {
 	if c.entity != nil {
-		c.entity.Add(-1)
+		c.entity.leave(c.size)
 		c.entity = nil
 	}
 }
@@ -169,7 +168,7 @@ func (r *Runtime) hand(number uint32, c *call, count func(*shard) *gauge) (*shar
 	g := count(s)
 	// Deliveries are few, in batches, and have a count of their own: the gate sees to them.
 	if g == &s.calls && s.crowded.full(c.ref, r.cfg.Limits.EntityCalls) {
-		return nil, errCrowded(r.cfg.Limits.EntityCalls)
+		return nil, errCrowded(r.cfg.Limits.entityCalls())
 	}
 	if full := g.enter(c.size, bound{"ShardCalls", int64(r.cfg.Limits.ShardCalls)}, bound{"ShardBytes", r.cfg.Limits.ShardBytes}); full != nil {
 		return nil, overloaded(*full, "shard %d has too much work in progress", number)
@@ -186,8 +185,8 @@ func overloaded(full bound, format string, args ...any) *entity.Error {
 	return entity.Overload(limitName(full.field), full.most, format, args...).Retry(retryOverload)
 }
 
-func errCrowded(most int) *entity.Error {
-	return overloaded(bound{"EntityCalls", int64(most)}, "the entity has too much work in progress")
+func errCrowded(full bound) *entity.Error {
+	return overloaded(full, "the entity has too much work in progress")
 }
 
 // newCall begins a call. How long the caller waits is the context's, also that of a

@@ -268,7 +268,7 @@ func (a *activation) outboxFull() error {
 	return overloaded(bound{"Outbox", int64(a.rt.cfg.Limits.Outbox)}, "the entity has %d events that are not confirmed yet", a.out.pending)
 }
 
-// accepted is the acceptance time of a command that says when it was issued. It is
+// accepted is the acceptance time of a command, or of a cancelled key, that says when it was issued. It is
 // not earlier: else a client ahead of this clock could not be told from a later one.
 // Nor is it later by more than the key outlives it: else, with this clock far ahead,
 // what clients issue once the key is forgotten would look old.

@@ -504,6 +504,13 @@ func TestExpiredOnlyWhenRight(t *testing.T) {
 			if _, err := w.submit(first); err != nil {
 				t.Fatal(err)
 			}
+			cancel := &writv1.OutcomeRequest{
+				Entity: &writv1.EntityRef{Kind: "counter", Id: "a"}, IdempotencyKey: "cancelled",
+				CommandType: "google.protobuf.Int64Value", IssuedAt: timestamppb.New(begun),
+			}
+			if _, err := w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Cancel{Cancel: cancel}}); err != nil {
+				t.Fatal(err)
+			}
 			offset.Store(int64(later))
 			w.metrics.until(t, func() bool { return w.stores[0].ExpiredThrough() != 0 })
 			if _, err := w.submit(submitted{ref: e, key: "new", command: &num{Value: 1}, change: issuedNow}); err != nil {

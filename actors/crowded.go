@@ -26,7 +26,7 @@ func (c *crowded) full(ref entity.Ref, most int) bool {
 		return false
 	}
 	e := (*entries)[ref]
-	return e != nil && e.calls.Load() >= int64(most)
+	return e != nil && e.calls.items.Load() >= int64(most)
 }
 
 // add notes an entity, and forgets those that have room again.
@@ -49,7 +49,7 @@ func stillFull(old *map[entity.Ref]*entry, most int, also ...*entry) map[entity.
 	entries := map[entity.Ref]*entry{}
 	if old != nil {
 		for ref, e := range *old {
-			if e.calls.Load() >= int64(most) {
+			if e.calls.items.Load() >= int64(most) {
 				entries[ref] = e
 			}
 		}

@@ -44,8 +44,8 @@ type entry struct {
 	ref entity.Ref
 	pid *actor.PID
 	// Work in progress, counted down by whoever answers it.
-	calls  atomic.Int64
-	events atomic.Int64
+	calls  gauge
+	events gauge
 	// relays is set by the activation while it has a relay.
 	relays atomic.Bool
 
@@ -252,17 +252,16 @@ func (g *gate) take(c actor.Context, call *call) {
 			return
 		}
 	}
-	count, most := &e.calls, g.rt.cfg.Limits.EntityCalls
+	count, limits := &e.calls, g.rt.cfg.Limits
 	if _, isEvent := call.work.(*delivery); isEvent {
 		count = &e.events
 	}
 	call.leave()
-	if count.Add(1) > int64(most) {
-		count.Add(-1)
-		if count == &e.calls {
-			g.shard.crowded.add(e, most)
+	if full := count.enter(call.size, limits.entityCalls(), bound{"EntityBytes", limits.EntityBytes}); full != nil {
+		if count == &e.calls && full.field == limits.entityCalls().field {
+			g.shard.crowded.add(e, limits.EntityCalls)
 		}
-		call.refuse(errCrowded(most))
+		call.refuse(errCrowded(*full))
 		return
 	}
 	call.entity = count

@@ -189,7 +189,7 @@ func (a *activation) compose(d *decision, from origin) (*recordv1.Commit, error)
 		commit.Mutations = []*recordv1.Mutation{{Bucket: recordv1.Bucket_STATE, Value: state}}
 	}
 	if len(d.emitted) > limits.Rows {
-		return nil, tooLarge("number of events emitted", "Rows", len(d.emitted), limits.Rows)
+		return nil, entity.TooMany("emitted events", limitName("Rows"), len(d.emitted), limits.Rows)
 	}
 	numbered := map[entity.Ref]uint64{}
 	for i, e := range d.emitted {

@@ -68,8 +68,7 @@ func (h *handlings) of(s *shard) (list []*handling) {
 
 func (h *handling) attrs() []any {
 	return []any{
-		slog.String("entity", h.ref.String()), slog.String("kind", h.ref.Kind),
-		slog.String("message", h.message), slog.Duration("for", time.Since(h.since).Round(time.Millisecond)),
+		slog.String("entity", h.ref.String()), slog.String("message", h.message), slog.Duration("for", time.Since(h.since).Round(time.Millisecond)),
 	}
 }
 

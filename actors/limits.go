@@ -33,10 +33,12 @@ type Limits struct {
 	// are refused; events are still handled.
 	Outbox int
 	// ShardCalls, ShardBytes: work in progress in one shard; calls and deliveries are
-	// counted separately. EntityCalls: the same for one entity.
+	// counted separately. EntityCalls, EntityBytes: the same for one entity, so that
+	// one whose handler does not come back leaves the others their room.
 	ShardCalls  int
 	ShardBytes  int64
 	EntityCalls int
+	EntityBytes int64
 	// Waits is the number of reads that wait for a version in one shard. They are
 	// counted apart, so that they never keep a command out.
 	Waits int
@@ -64,6 +66,7 @@ func DefaultLimits() Limits {
 		ShardCalls:    16_384,
 		ShardBytes:    64 << 20,
 		EntityCalls:   2_048,
+		EntityBytes:   16 << 20,
 		Waits:         1_024,
 		Proposals:     65_536,
 		ProposalBytes: 64 << 20,
@@ -92,6 +95,7 @@ func (l Limits) Validate() error {
 		{"ShardCalls", int64(l.ShardCalls)},
 		{"ShardBytes", l.ShardBytes},
 		{"EntityCalls", int64(l.EntityCalls)},
+		{"EntityBytes", l.EntityBytes},
 		{"Waits", int64(l.Waits)},
 		{"Proposals", int64(l.Proposals)},
 		{"ProposalBytes", int64(l.ProposalBytes)},
@@ -114,10 +118,12 @@ func (l Limits) Validate() error {
 	return errors.Join(errs...)
 }
 
+func (l Limits) entityCalls() bound { return bound{"EntityCalls", int64(l.EntityCalls)} }
+
 // limitName is the name of one of Limits in docs/limits.md.
 func limitName(field string) string { return "entities." + field }
 
-// tooLarge is the refusal of something whose size is over a limit.
+// tooLarge is the refusal of something whose bytes are over a limit.
 func tooLarge(what, field string, size, most int) *entity.Error {
 	return entity.OverLimit(what, limitName(field), size, most)
 }

@@ -93,7 +93,7 @@ func (a *activation) neverSeen(c *call, o *outcome, err error) {
 	}
 }
 
-// cancel commits a tombstone under the key. It changes nothing else.
+// cancel commits the cancelled key. It changes nothing else.
 func (a *activation) cancel(c *call, o *outcome) {
 	if err := a.room(); err != nil {
 		c.refuse(err)
@@ -104,8 +104,8 @@ func (a *activation) cancel(c *call, o *outcome) {
 		CommandType: o.id.commandType, Key: []byte(o.id.key), FingerprintAlgorithm: entity.FingerprintAlgorithm,
 		AcceptedAt: a.rt.cfg.Clock().UnixNano(), ExpiresAt: a.expiry(),
 	}
-	if !o.issuedAt.IsZero() { // as a command's: else the mark, forgotten, would not stop a client ahead of this clock
-		commit.Key.AcceptedAt = max(commit.GetKey().GetAcceptedAt(), nanos(o.issuedAt))
+	if !o.issuedAt.IsZero() { // as a command's, for the same reasons
+		commit.Key.AcceptedAt = a.accepted(commit.GetKey().GetAcceptedAt(), nanos(o.issuedAt))
 	}
 	commit.Outcome = &recordv1.Outcome{Decision: recordv1.Outcome_CANCELLED, Version: commit.GetBaseVersion() + 1}
 	p := &proposal{commit: commit, after: snapshot{commit.GetBaseVersion() + 1, a.current.state}}

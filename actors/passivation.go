@@ -34,7 +34,7 @@ func (g *gate) sweep() {
 			return
 		}
 		g.touch(e) // whatever it answers, it has its turn only once
-		if e.state == serving && e.calls.Load() == 0 && e.events.Load() == 0 {
+		if e.state == serving && e.calls.items.Load() == 0 && e.events.items.Load() == 0 {
 			g.retire(e)
 		}
 	}
@@ -82,6 +82,7 @@ func (g *gate) housekeep(c actor.Context, now time.Time) {
 	g.sweep()
 	g.shard.crowded.tidy(g.rt.cfg.Limits.EntityCalls)
 	g.takeover.retry(g, c)
+	g.timers.relieve(g, now)
 	g.timers.look(g)
 	g.expire()
 }

@@ -60,7 +60,7 @@ func New(cfg Config) (*Runtime, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("actors configuration: %w", err)
 	}
-	log := cfg.Logger.With(slog.String("node", cfg.Node))
+	log := cfg.Logger
 	r := &Runtime{
 		cfg: cfg,
 		log: log,

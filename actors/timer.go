@@ -85,7 +85,7 @@ func (a *activation) composeTimers(commit *recordv1.Commit, d *decision, from or
 		changes.put(change.Name, timer)
 	}
 	if len(changes.names) > a.rt.cfg.Limits.Timers {
-		return tooLarge("number of timers changed", "Timers", len(changes.names), a.rt.cfg.Limits.Timers)
+		return entity.TooMany("changed timers", limitName("Timers"), len(changes.names), a.rt.cfg.Limits.Timers)
 	}
 	if d.deleted {
 		if err := a.cancelAll(changes); err != nil {
@@ -213,7 +213,7 @@ func (a *activation) cancelAll(changes *timerChanges) error {
 		return a.unreadTimer(err)
 	}
 	if len(names) > timersMost {
-		return entity.OverLimit("entity", "timers of an entity that can be deleted", len(names), timersMost)
+		return entity.TooMany("timers", "timers of an entity that can be deleted", len(names), timersMost)
 	}
 	for _, name := range names {
 		changes.put(name, nil)

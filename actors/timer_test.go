@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,7 +45,11 @@ func (k *clockwork) kind() *entity.Kind[*num] {
 		case "set":
 			c.SetTimer(word[1], entity.Timer{After: d, Command: command})
 		case "many":
-			for i := range 10 {
+			n := 10
+			if len(word) > 3 {
+				n, _ = strconv.Atoi(word[3])
+			}
+			for i := range n {
 				c.SetTimer(fmt.Sprint(word[1], i), entity.Timer{After: d, Command: &text{Value: fmt.Sprint("fire ", word[1], i)}})
 			}
 		case "every":
@@ -202,6 +207,37 @@ func TestTimerFails(t *testing.T) {
 	if value, _ := w.read(a); value != 1 {
 		t.Errorf("value is %d", value)
 	}
+}
+
+// The timers of an entity whose handler does not come back leave the other timers of
+// the shard alone, and fire when it does.
+func TestHungTimersLeaveTheOthers(t *testing.T) {
+	const many = 400                                                                           // more than fire at once
+	k, w := newClockworld(t, func(c *actors.Config) { c.Passivation = 80 * time.Millisecond }) // a quick tick
+	a := ref("clock", "a")
+	b := ref("clock", "b")
+	for i := 0; w.shard(b) != w.shard(a); i++ {
+		b = ref("clock", fmt.Sprint("b", i))
+	}
+	w.must(a, "1", &text{Value: fmt.Sprint("many t 500ms ", many)})
+	blocked := w.later(submitted{ref: a, key: "2", command: &text{Value: "block"}})
+	<-k.begun
+	w.must(b, "1", &text{Value: "set u 600ms"})
+	w.metrics.until(t, func() bool { return len(k.times(b.ID+" u")) == 1 })
+	w.must(b, "2", &text{Value: "set v 1ms"})
+	w.metrics.until(t, func() bool { return len(k.times(b.ID+" v")) == 1 })
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == 2 })
+	close(k.proceed)
+	if r := <-blocked; r.err != nil {
+		t.Error(r.err)
+	}
+	w.metrics.until(t, func() bool { return w.metrics.get("timers_fired") == many+2 })
+	for i := range many {
+		if n := len(k.times(fmt.Sprint("a t", i))); n != 1 {
+			t.Errorf("timer %d has fired %d times", i, n)
+		}
+	}
+	k.check(t)
 }
 
 // A timer that is moved while it fires is found by a pass that must leave it alone;

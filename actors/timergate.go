@@ -17,6 +17,9 @@ const (
 	timerPage = 128
 	// retryTimer is the time before a timer that could not be tried is tried again.
 	retryTimer = time.Second
+	// slowTimers is how long a pass waits for room before it goes on without those
+	// who take it up.
+	slowTimers = time.Second
 )
 
 // timers is the gate's side of durable timers. It knows when the next one is due,
@@ -30,13 +33,18 @@ type timers struct {
 	wake     *time.Timer
 	passing  bool
 	reading  bool
-	stalled  bool // the pass waits for room
-	again    bool // another pass is due
+	stalled  bool      // the pass waits for room
+	since    time.Time // it has waited since then
+	again    bool      // another pass is due
 	position string
 	later    int64 // earliest time that the pass has left over
 	// firing: true if a pass has met the timer again meanwhile. It may have been
 	// moved, or set anew, and its time is then known to nobody else.
 	firing map[timerID]bool
+	// fires: how many of an entity's timers are firing. slow: entities whose timers
+	// take up the room and do not get on; true if a pass has passed over one.
+	fires map[entity.Ref]int
+	slow  map[entity.Ref]bool
 }
 
 // timerID names a timer.
@@ -77,7 +85,7 @@ type (
 
 // begin begins a term with a pass.
 func (t *timers) begin(g *gate) {
-	*t = timers{firing: map[timerID]bool{}}
+	*t = timers{firing: map[timerID]bool{}, fires: map[entity.Ref]int{}, slow: map[entity.Ref]bool{}}
 	t.pass(g)
 }
 
@@ -167,10 +175,38 @@ func (g *gate) timersRead(c actor.Context, p *timerRead) {
 
 // goOn reads on if there is room.
 func (t *timers) goOn(g *gate) {
-	t.stalled = len(t.firing) > firingMost-timerPage
-	if !t.stalled {
-		t.read(g)
+	room := firingMost - timerPage - len(t.firing)
+	for ref := range t.slow {
+		room += t.fires[ref]
 	}
+	if t.stalled = room < 0; !t.stalled {
+		t.read(g)
+		return
+	}
+	t.since = time.Now()
+}
+
+// relieve is called with every tick. If the pass has waited for room for long, the
+// entity that takes up most of it is slow: its timers no longer count, and those
+// that are not firing yet are passed over until the others have fired. Else one
+// handler that does not come back would stop all timers of the shard.
+func (t *timers) relieve(g *gate, now time.Time) {
+	if !t.passing || !t.stalled || t.reading || now.Sub(t.since) < slowTimers {
+		return
+	}
+	var slowest entity.Ref
+	most := 0
+	for ref, n := range t.fires {
+		if _, known := t.slow[ref]; !known && n > most {
+			slowest, most = ref, n
+		}
+	}
+	if most == 0 {
+		return
+	}
+	t.slow[slowest] = false
+	g.rt.log.Warn("an entity's timers take long: the others of the shard no longer wait for them", g.attr(), slog.String("entity", slowest.String()), slog.Int("firing", most))
+	t.goOn(g)
 }
 
 // leave notes a time at which something is left to do.
@@ -196,11 +232,16 @@ func (g *gate) fire(c actor.Context, due dueTimer) {
 		t.firing[due.timerID] = true
 		return
 	}
+	if _, slow := t.slow[due.ref]; slow {
+		t.slow[due.ref] = true
+		return
+	}
 	if at := effective(due.timer, g.lease.Term(), g.rt.cfg.TimerSkew); at > g.rt.cfg.Clock().UnixNano() {
 		t.leave(at)
 		return
 	}
 	t.firing[due.timerID] = false
+	t.fires[due.ref]++
 	id, lease, rt, to := due.timerID, g.lease, g.rt, g.shard.gate
 	g.shard.timers.items.Add(1)
 	g.take(c, &call{
@@ -217,6 +258,11 @@ func (g *gate) timerDone(m *timerDone) {
 	}
 	met := t.firing[m.id]
 	delete(t.firing, m.id)
+	if t.fires[m.id.ref]--; t.fires[m.id.ref] == 0 {
+		met = met || t.slow[m.id.ref]
+		delete(t.fires, m.id.ref)
+		delete(t.slow, m.id.ref)
+	}
 	switch now := g.rt.cfg.Clock(); {
 	case m.err != nil:
 		t.arm(g, now.Add(retryTimer).UnixNano())

@@ -129,26 +129,27 @@ func (s *Store) MarksOf(destination entity.Ref, limit int) ([]MarkState, error) 
 }
 
 // pairsAfter visits pairs of a bucket whose keys name two entities, after a
-// position.
+// position, each as it is at its step.
 func (s *Store) pairsAfter(b bucket, first, second entity.Ref, limit int, visit func(first, second entity.Ref, value []byte) error) error {
-	return s.read(func(v *view) error {
-		c := v.cursor(b, "")
-		ok := false
-		if first == (entity.Ref{}) {
-			ok = c.first()
-		} else {
-			ok = c.behind(pairKey(first, second))
+	from := ""
+	if first != (entity.Ref{}) {
+		if from = after(pairKey(first, second)); from == "" {
+			return nil // there is no key behind it
 		}
-		for n := 0; ok && n < limit; ok, n = c.next(), n+1 {
-			first, second, _, err := cutPair(c.key)
-			if err != nil {
-				return err
-			}
-			if err := visit(first, second, c.value); err != nil {
-				return err
-			}
+	}
+	left := limit
+	return s.inSteps(b, "", from, func(_ *view, c *cursor) (next string, err error) {
+		if left <= 0 {
+			return "", nil
 		}
-		return nil
+		first, second, _, err := cutPair(c.key)
+		if err != nil {
+			return "", err
+		}
+		if left--; left > 0 {
+			next = after(c.key)
+		}
+		return next, visit(first, second, c.value)
 	})
 }
 

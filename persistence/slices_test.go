@@ -15,18 +15,19 @@ import (
 func TestWalksInSteps(t *testing.T) {
 	s := newShard(t, create(t, config(t)))
 	var want []persistence.Pair
-	for i := range 5 {
-		a, b := ref(fmt.Sprint("a", i)), ref(fmt.Sprint("b", i))
+	const pairs = 600 // more than are read at once
+	for i := range pairs {
+		a, b := ref(fmt.Sprintf("a%03d", i)), ref(fmt.Sprintf("b%03d", i))
 		r, c := s.commit(a)
 		s.emit(c, b)
 		s.mark(c, b)
 		s.must(r)
 		want = append(want, persistence.Pair{Source: a, Destination: b})
-		if i == 2 {
+		if i == pairs/2 {
 			flush(t, s.Store)
 		}
 	}
-	for step := 1; step < 7; step++ {
+	for _, step := range []int{1, 7, 256, 257, 599, 600, 601} {
 		var lanes, marks []persistence.Pair
 		for at := (persistence.Pair{}); ; {
 			list, err := s.LanesAfter(at, step)
@@ -69,12 +70,12 @@ func TestWalksInSteps(t *testing.T) {
 	if lane, err := s.Lane(want[1].Source, want[1].Destination); err != nil || lane.GetNumbered() != 1 {
 		t.Errorf("lane %v: %v, %v", want[1], lane, err)
 	}
-	if lane, err := s.Lane(ref("b1"), ref("a1")); err != nil || lane != nil {
+	if lane, err := s.Lane(ref("b001"), ref("a001")); err != nil || lane != nil {
 		t.Errorf("a lane that was never opened: %v, %v", lane, err)
 	}
-	of, err := s.MarksOf(ref("a3"), 10)
-	if err != nil || len(of) != 1 || of[0].Source != ref("b3") {
-		t.Errorf("marks of a3: %v, %v", of, err)
+	of, err := s.MarksOf(ref("a003"), 10)
+	if err != nil || len(of) != 1 || of[0].Source != ref("b003") {
+		t.Errorf("marks of a003: %v, %v", of, err)
 	}
 }
 

@@ -72,7 +72,7 @@ func TestWhatIsRetried(t *testing.T) {
 		{answer(entity.Unauthenticated), false, false},
 		{answer(entity.Denied), false, false},
 		{answer(entity.HandlerPanic), false, false},
-		{answer(entity.InFlight), false, false},
+		{answer(entity.InFlight), false, true},
 		{answer(entity.Expired), false, true},
 		{plain(codes.Unimplemented), false, false},
 		{plain(codes.InvalidArgument), false, true},

@@ -149,10 +149,10 @@ func judge(a answer, sent bool) verdict {
 			return verdict{again: true}
 		case ReasonOutcomeUnknown:
 			return verdict{again: true, unknown: true}
-		case ReasonExpired:
+		case ReasonExpired, ReasonInFlight:
 			return verdict{unknown: true}
 		case ReasonInvalid, ReasonTooLarge, ReasonKeyReused, ReasonVersionMismatch, ReasonCancelled,
-			ReasonUnauthenticated, ReasonDenied, ReasonHandlerPanic, ReasonInFlight:
+			ReasonUnauthenticated, ReasonDenied, ReasonHandlerPanic:
 			return verdict{}
 		}
 		// A reason of a newer version.

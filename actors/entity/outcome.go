@@ -109,7 +109,16 @@ func CheckLimit(name string, value int64) error {
 // made here alone, so that programs find the same details in all of them: "limit",
 // its name in docs/limits.md, "max" and "size".
 func OverLimit(what, limit string, size, most int) *Error {
-	return Errorf(TooLarge, "the %s has %d, limit %s is %d", what, size, limit, most).
+	return overLimit("the %s has %d bytes, limit %s is %d", what, limit, size, most)
+}
+
+// TooMany is OverLimit for what is counted.
+func TooMany(what, limit string, number, most int) *Error {
+	return overLimit("too many %s: %d, limit %s is %d", what, limit, number, most)
+}
+
+func overLimit(format, what, limit string, size, most int) *Error {
+	return Errorf(TooLarge, format, what, size, limit, most).
 		With("limit", limit).With("max", strconv.Itoa(most)).With("size", strconv.Itoa(size))
 }
 

@@ -13,8 +13,9 @@
 //     process an error is an *[entity.Error] or the context's own error.
 //   - NOT_EXECUTED is said only if it is certain: the leader said so, or not a
 //     byte of the call was handed to a connection. Whatever fails after that is
-//     OUTCOME_UNKNOWN. The router repeats a call by itself only after
-//     NOT_EXECUTED, never after OUTCOME_UNKNOWN.
+//     OUTCOME_UNKNOWN. The router repeats a call by itself after NOT_EXECUTED. One
+//     of unknown outcome it repeats in a single case, and once: the leader that
+//     had it fell silent, and another one has taken over (decision 0016).
 //   - Texts are cut at 2 KiB, details are bounded, so that the trailers of an
 //     error fit the 8 KiB that the strictest gRPC clients accept.
 //   - The tenant comes from the credential and from nowhere else.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"writ/actors/entity"
 )
 
 // DefaultSupersededGrace is how long an answer is still awaited from a node after
@@ -22,9 +24,15 @@ type flight struct {
 // errSuperseded ends a call whose node has been superseded and does not answer.
 var errSuperseded = errors.New("it no longer leads the shard and does not answer")
 
+// supersededError is the unknown outcome of such a call.
+type supersededError struct{ unknown error }
+
+func (e *supersededError) Error() string   { return e.unknown.Error() }
+func (e *supersededError) Unwrap() []error { return []error{e.unknown, errSuperseded} }
+
 // unlessSuperseded makes a sender that gives a call to another node up when that
-// node has been superseded and does not answer: OUTCOME_UNKNOWN, or NOT_EXECUTED
-// if nothing was sent.
+// node has been superseded and does not answer: OUTCOME_UNKNOWN, which is then also
+// errSuperseded, or NOT_EXECUTED if nothing was sent.
 func unlessSuperseded[Resp any](r *Router, send sender[Resp]) sender[Resp] {
 	return func(ctx context.Context, at target) (Resp, error) {
 		if at.node == r.cfg.Node {
@@ -35,7 +43,11 @@ func unlessSuperseded[Resp any](r *Router, send sender[Resp]) sender[Resp] {
 		f := &flight{at: at, cancel: cancel}
 		r.takeOff(f)
 		defer r.land(f)
-		return send(own, at)
+		resp, err := send(own, at)
+		if entity.ReasonOf(err) == entity.OutcomeUnknown && errors.Is(context.Cause(own), errSuperseded) {
+			err = &supersededError{err}
+		}
+		return resp, err
 	}
 }
 

@@ -10,10 +10,12 @@ import (
 	"writ/actors/entity"
 	"writ/actors/gateway"
 	nodev1 "writ/proto/writ/node/v1"
+	writv1 "writ/proto/writ/v1"
 )
 
-// TestFrozenLeader: a node that no longer leads and says nothing is given up; the
-// outcome is unknown. Without a successor it is waited for.
+// TestFrozenLeader: a node that no longer leads and says nothing is given up. A
+// client's call then goes to the successor; what that one refuses, and a batch of
+// rows, is of unknown outcome. Without a successor the old leader is waited for.
 func TestFrozenLeader(t *testing.T) {
 	arrived, thaw := make(chan struct{}, 1), make(chan struct{})
 	frozen := &fakeHost{
@@ -28,28 +30,66 @@ func TestFrozenLeader(t *testing.T) {
 			return nil, errors.New("late")
 		},
 	}
-	c := start(t, setup{hosts: map[string]gateway.Host{"n1": fails(errors.New("not me")), "n2": frozen, "n3": echoes(3)}, leader: "n2"})
+	const version = 3
+	refusing := fails(entity.Errorf(entity.VersionMismatch, "another version"))
+	c := start(t, setup{
+		hosts:  map[string]gateway.Host{"n1": fails(errors.New("not me")), "n2": frozen, "n3": echoes(version), "n4": refusing},
+		leader: "n2",
+	})
 	defer close(thaw)
-	for name, call := range map[string]func() error{
-		"forward": func() error { _, err := c.client("n1").Submit(ctx(t), deposit("k")); return err },
-		"deliver": func() error { _, err := c.routers["n1"].Deliver(ctx(t), batch()); return gateway.ToStatus(err) },
+	submit := func() (uint64, error) {
+		answer, err := c.client("n1").Submit(ctx(t), deposit("k"))
+		return answer.GetVersion(), err
+	}
+	read := func() (uint64, error) {
+		answer, err := c.client("n1").Read(ctx(t), &writv1.ReadRequest{Entity: deposit("").GetEntity()})
+		return answer.GetVersion(), err
+	}
+	deliver := func() (uint64, error) {
+		_, err := c.routers["n1"].Deliver(ctx(t), batch())
+		return 0, gateway.ToStatus(err)
+	}
+	type result struct {
+		version uint64
+		err     error
+	}
+	for name, tt := range map[string]struct {
+		call      func() (uint64, error)
+		successor string
+		want      uint64 // 0: of unknown outcome
+	}{
+		"command":          {submit, "n3", version},
+		"read":             {read, "n3", version},
+		"command, refused": {submit, "n4", 0},
+		"rows":             {deliver, "n3", 0},
 	} {
-		c.table.lead("n2", 1)
-		answered := make(chan error, 1)
-		go func() { answered <- call() }()
-		<-arrived
-		c.table.lead("", 0) // nobody yet: the old one may still answer
-		c.routers["n1"].Wake()
-		select {
-		case err := <-answered:
-			t.Fatalf("%s: given up without a successor: %v", name, err)
-		default:
-		}
-		c.table.lead("n3", 2)
-		c.routers["n1"].Wake()
-		code, reason, _, _ := info(<-answered)
-		if code != codes.Unavailable || reason != string(entity.OutcomeUnknown) {
-			t.Errorf("%s: got %v %s", name, code, reason)
-		}
+		t.Run(name, func(t *testing.T) {
+			c.table.lead("n2", 1)
+			answered := make(chan result, 1)
+			go func() {
+				v, err := tt.call()
+				answered <- result{v, err}
+			}()
+			<-arrived
+			c.table.lead("", 0) // nobody yet: the old one may still answer
+			c.routers["n1"].Wake()
+			select {
+			case got := <-answered:
+				t.Fatalf("given up without a successor: %+v", got)
+			default:
+			}
+			c.table.lead(tt.successor, 2)
+			c.routers["n1"].Wake()
+			got := <-answered
+			if tt.want > 0 {
+				if got.err != nil || got.version != tt.want {
+					t.Errorf("got %+v, want the successor's answer", got)
+				}
+				return
+			}
+			if code, reason, _, _ := info(got.err); code != codes.Unavailable || reason != string(entity.OutcomeUnknown) {
+				t.Errorf("got %v %s, want an unknown outcome", code, reason)
+			}
+		})
 	}
 }

@@ -188,7 +188,7 @@ func (s *NodeService) checkCluster(id string) error {
 }
 
 func notFormed() *entity.Error {
-	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet: node health says which nodes it waits for")
+	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet: \"node health\" says which nodes it waits for")
 }
 
 func (s *NodeService) status(err error) error {

@@ -48,6 +48,11 @@ const (
 // node well within its deadline.
 const DefaultLeaderWait = 600 * time.Millisecond
 
+// againWithin bounds the age of a call that goes to its leader's successor once more:
+// longer than a leader takes to be replaced, and shorter than anybody's window, for a
+// key that has been forgotten would execute again.
+const againWithin = 5 * time.Second
+
 // triesMax bounds how often one call is tried while leaders come and go: as often
 // as a dead leader and its successor can be asked within DefaultLeaderWait.
 const triesMax = 12
@@ -119,8 +124,11 @@ func (r *Router) wakeup() <-chan struct{} {
 
 // Forward carries a client's call to the leader of its entity's shard, or a
 // stale read to any replica. It fills in cluster, shard and term hint. It
-// repeats the call only while the answer is NOT_EXECUTED, for LeaderWait at
-// most, and gives OUTCOME_UNKNOWN back as it is.
+// repeats the call while the answer is NOT_EXECUTED, for LeaderWait at most. A call
+// whose leader fell silent and was superseded goes to the successor once more: that
+// one knows the key of a command that was executed, and whatever has no key may be
+// repeated. Unless the successor tells the outcome, the call is OUTCOME_UNKNOWN as
+// before: a refusal of the repetition says nothing of the first.
 func (r *Router) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error) {
 	ref, err := forwardRef(req)
 	if err != nil {
@@ -144,7 +152,14 @@ func (r *Router) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*node
 	if req.GetRead().GetConsistency() == writv1.Consistency_STALE {
 		return anyReplica(ctx, r, ref, send)
 	}
-	return toLeader(ctx, r, ref, r.cfg.LeaderWait, send)
+	begun := time.Now()
+	resp, err := toLeader(ctx, r, ref, r.cfg.LeaderWait, send)
+	if errors.Is(err, errSuperseded) && time.Since(begun) < againWithin {
+		if again, refused := toLeader(ctx, r, ref, r.cfg.LeaderWait, send); refused == nil {
+			return again, nil
+		}
+	}
+	return resp, err
 }
 
 // Deliver carries a batch of rows to the leader of their destination's shard. It

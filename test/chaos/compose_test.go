@@ -120,12 +120,12 @@ func TestComposeDisconnect(t *testing.T) {
 }
 
 // Each node in turn loses its link: nothing tells the others that it has gone, but
-// clients notice, since the forwarder of the published port hangs up. A call that
-// they had sent there needs a second retry if the node that gets it next still takes
-// the lost one for the leader and forwards it: its outcome is then unknown once more.
+// clients notice, since the forwarder of the published port hangs up. The node that
+// gets the call next may still take the lost one for the leader and forward it; it
+// sends it to the successor, and the client notices nothing.
 func TestComposeHostLost(t *testing.T) {
 	r, c := startCompose(t, ComposeConfig{})
-	r.hostLost(2, 2, c.Disconnect, c.Connect)
+	r.hostLost(2, c.Disconnect, c.Connect)
 }
 
 // A node is frozen again and again.

@@ -284,14 +284,14 @@ func mostly(before time.Duration) time.Duration { return max(slowdown*before, be
 // that it has gone, as if its machine were lost.
 func TestProcessHostLost(t *testing.T) {
 	r := start(t, ProcessConfig{})
-	r.hostLost(pick(1, 5), retriesMax, r.cluster.Pause, r.cluster.Resume)
+	r.hostLost(pick(1, 5), r.cluster.Pause, r.cluster.Resume)
 }
 
 // hostLost takes each node away and gives it back. For how long its shards are out
 // is seen by clients that do not know the node: a call that is sent to it waits for
 // as long as the client lets an attempt wait. Clients that know all nodes pay for
-// that with no more than the given retries.
-func (r *rig) hostLost(rounds, retries int, lose, back func(node string) error) {
+// that with one retry.
+func (r *rig) hostLost(rounds int, lose, back func(node string) error) {
 	r.t.Helper()
 	ctx := within(r.t, 10*time.Minute)
 	nodes := r.cluster.Nodes()
@@ -321,7 +321,7 @@ func (r *rig) hostLost(rounds, retries int, lose, back func(node string) error) 
 			if len(c.pauses) == 0 {
 				r.t.Errorf("%s led no shard: the round proves nothing", node)
 			}
-			known.worst = slices.DeleteFunc(known.worst, func(op Op) bool { return op.Answer.Calls <= 1+retries })
+			known.worst = slices.DeleteFunc(known.worst, func(op Op) bool { return op.Answer.Calls <= 1+retriesMax })
 			for _, op := range slices.Concat(c.worst, known.worst) {
 				r.t.Errorf("a call needed too many retries: %+v", op)
 			}

@@ -181,7 +181,7 @@ func TestProcessNetworkNemesis(t *testing.T) {
 func TestProcessNetworkHostLost(t *testing.T) {
 	onlyLong(t)
 	r, n := startNetworked(t)
-	r.hostLost(2, 2, n.Disconnect, n.Connect)
+	r.hostLost(2, n.Disconnect, n.Connect)
 }
 
 // The first start of three nodes that do not all hear each other, or stop hearing

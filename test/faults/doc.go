@@ -1,5 +1,5 @@
 // Package faults kills real processes at the named points of internal/fault and
 // shows that nothing is lost, doubled or torn. [Cases] says which test attacks
-// which point; a point without a test fails the build. The tests that run
+// which point; a point without a row fails `make test`. The tests that run
 // processes need the build tag "faults": `make faults`.
 package faults

@@ -504,7 +504,7 @@ func TestLanesThatWait(t *testing.T) {
 	const reason = `UNKNOWN_KIND: kind "picky" of node n1 does not handle event "writ.testing.v1.Told"`
 	eventually(t, func() bool { return strings.Contains(call(t, "lanes", "list").out, reason) })
 	call(t, "lanes", "list", "--reason", "does not handle").says(t, 0, "shop/a", "ACTIVE", reason)
-	call(t, "lanes", "show", "shop/a", "picky/p").says(t, 0, "ACTIVE: 1 rows numbered", "0 refused attempts", "waits: "+reason)
+	call(t, "lanes", "show", "shop/a", "picky/p").says(t, 0, "ACTIVE: 1 row numbered", "0 refused attempts", "waits: "+reason)
 	call(t, "outbox", "list", "--destination", "picky/q").says(t, 0, "no event waits that passes the filter")
 	if r := call(t, "outbox", "list", "--destination", "picky/q", "--json"); r.status != 0 || r.out != "" {
 		t.Errorf("for scripts: %v", r)

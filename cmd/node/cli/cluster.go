@@ -151,7 +151,7 @@ func printShards(w io.Writer, s *nodev1.StatusResponse) error {
 }
 
 // count is a number with its noun.
-func count[N int | int64](n N, noun string) string {
+func count[N int | int64 | uint32 | uint64](n N, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}

@@ -86,11 +86,12 @@ func leadsOf(s *nodev1.StatusResponse, node string) int {
 
 // holdsOf counts the shards of which a node may still hold a replica, by the placement
 // or by the shard's own configuration, and the meta group likewise. The placement alone
-// proves nothing: a node that it does not name any more votes until it is taken out.
+// proves nothing: a node that it does not name any more votes until it is taken out. Nor
+// does a configuration that is not the leader's word: it may be an old one.
 func holdsOf(s *nodev1.StatusResponse, node string) int {
 	n := 0
 	for _, p := range s.GetMeta().GetShards() {
-		if sh := shardOf(s, p.GetShard()); placedOn(p, node) || mayBeIn(sh.GetVoters(), sh.GetLearners(), node) {
+		if sh := shardOf(s, p.GetShard()); placedOn(p, node) || !sh.GetByLeader() || mayBeIn(sh.GetVoters(), sh.GetLearners(), node) {
 			n++
 		}
 	}
@@ -271,6 +272,9 @@ func (c *clusterMoveCommand) stepsLeft(now *nodev1.ShardStatus) int {
 		return 1
 	}
 	steps := 2
+	if !now.GetByLeader() {
+		return steps
+	}
 	if slices.Contains(now.GetVoters(), c.To) {
 		steps--
 	}

@@ -169,7 +169,7 @@ func clusterStatus(t *testing.T) *nodev1.StatusResponse {
 func TestMoveTakenBack(t *testing.T) {
 	s := &nodev1.StatusResponse{
 		Meta:   &nodev1.MetaState{Shards: []*nodev1.ShardPlacement{{Shard: 3, Preferred: "n1", Replicas: []*nodev1.ReplicaPlacement{{Node: "n1"}, {Node: "n2"}}}}},
-		Shards: []*nodev1.ShardStatus{{Shard: 3, Leader: "n1", Voters: []string{"n1", "n2"}, Learners: []string{"n3"}}},
+		Shards: []*nodev1.ShardStatus{{Shard: 3, Leader: "n1", Voters: []string{"n1", "n2"}, Learners: []string{"n3"}, ByLeader: true}},
 	}
 	for _, tt := range []struct {
 		from, to string
@@ -200,7 +200,7 @@ func TestLeft(t *testing.T) {
 		return &nodev1.MetaState{Shards: []*nodev1.ShardPlacement{p}}
 	}
 	shard := func(leader string, voters, learners []string) []*nodev1.ShardStatus {
-		return []*nodev1.ShardStatus{{Leader: leader, Voters: voters, Learners: learners}}
+		return []*nodev1.ShardStatus{{Leader: leader, Voters: voters, Learners: learners, ByLeader: leader != ""}}
 	}
 	none, with, without := []string(nil), []string{"n1", "n2"}, []string{"n2"}
 	for name, tt := range map[string]struct {
@@ -209,8 +209,9 @@ func TestLeft(t *testing.T) {
 	}{
 		"all elsewhere":              {&nodev1.StatusResponse{Meta: placed("n2"), Shards: shard("n2", without, none), MetaVoters: without}, 0, 0},
 		"it leads":                   {&nodev1.StatusResponse{Meta: placed("n1", "n2"), Shards: shard("n1", with, none), MetaVoters: without}, 1, 1},
-		"nobody leads":               {&nodev1.StatusResponse{Meta: placed("n2"), Shards: shard("", without, none), MetaVoters: without}, 1, 0},
+		"nobody leads":               {&nodev1.StatusResponse{Meta: placed("n2"), Shards: shard("", without, none), MetaVoters: without}, 1, 1},
 		"placed only":                {&nodev1.StatusResponse{Meta: placed("n1", "n2"), Shards: shard("n2", without, none), MetaVoters: without}, 0, 1},
+		"not the leader's word":      {&nodev1.StatusResponse{Meta: placed("n2"), Shards: []*nodev1.ShardStatus{{Leader: "n2", Voters: without}}, MetaVoters: without}, 0, 1},
 		"votes only":                 {&nodev1.StatusResponse{Meta: placed("n2"), Shards: shard("n2", with, none), MetaVoters: without}, 0, 1},
 		"learns only":                {&nodev1.StatusResponse{Meta: placed("n2"), Shards: shard("n2", without, with), MetaVoters: without}, 0, 1},
 		"voters not known":           {&nodev1.StatusResponse{Meta: placed("n2"), Shards: shard("n2", none, none), MetaVoters: without}, 0, 1},

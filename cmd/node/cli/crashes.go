@@ -121,7 +121,7 @@ func eachNode(ctx context.Context, admin nodev1.AdminServiceClient, std streams,
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d nodes did not answer: repeat it when they do", failed)
+		return fmt.Errorf("%s did not answer: repeat it when all do", count(failed, "node"))
 	}
 	return nil
 }

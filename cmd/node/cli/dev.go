@@ -126,7 +126,7 @@ func (c *devCommand) checkFolder() error {
 		return nil
 	}
 	held += 1 - held%2 // the folder of the last one may be lost
-	return usage("this folder holds a cluster of %d nodes (%s): give --nodes %d, or another --dir", held, strings.Join(names[:held], ", "), held)
+	return usage("this folder holds a cluster of %s (%s): give --nodes %d, or another --dir", count(held, "node"), strings.Join(names[:held], ", "), held)
 }
 
 // Timing of what is said while nodes are not ready: a cluster that forms takes a
@@ -181,7 +181,7 @@ func unready(r node.Readiness) string {
 	}
 	if len(r.Shards) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(r.Shards)))
-		fmt.Fprintf(&text, "%s is not ready: %d shards, of these shard %d: %s\n", r.Node, len(r.Shards), first, r.Shards[first])
+		fmt.Fprintf(&text, "%s is not ready: %s, of these shard %d: %s\n", r.Node, count(len(r.Shards), "shard"), first, r.Shards[first])
 	}
 	return text.String()
 }

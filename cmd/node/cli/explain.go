@@ -421,6 +421,9 @@ func (x *explainer) event(ctx context.Context, asked *recordv1.EventId, seen *no
 		return
 	}
 	x.say(0, "Event %d is confirmed: its destination has applied it once, or an operator has skipped it. Its row is gone.", number)
+	if asked.GetEpoch() != 0 {
+		x.say(0, "That it was of epoch %d is not checked: only rows say.", asked.GetEpoch())
+	}
 }
 
 // beyond reports whether an event may wait in a part of the outbox that was cut off.
@@ -453,16 +456,16 @@ func (x *explainer) entity(ctx context.Context, ref *recordv1.Ref, seen *nodev1.
 		x.say(0, "It has never handled anything.")
 		return
 	}
-	x.say(0, "Version %d; %d commands decided under a key; %d events emitted.", e.GetVersion(), e.GetDecided(), e.GetSourceSequence())
+	x.say(0, "Version %d; %s decided under a key; %s emitted.", e.GetVersion(), count(e.GetDecided(), "command"), events(e.GetSourceSequence()))
 	if e.GetDeleted() {
 		x.say(0, "It is deleted; version and counters stay.")
 	}
 	for _, l := range seen.GetIncoming() {
-		x.say(0, "From %s it has applied %d events.", nameOf(l.GetSource()), l.GetApplied())
+		x.say(0, "From %s it has applied %s.", nameOf(l.GetSource()), events(l.GetApplied()))
 	}
 	for _, l := range seen.GetOutgoing() {
 		lane := l.GetLane()
-		x.say(0, "To %s it has emitted %d events, %d are confirmed, %d skipped.", nameOf(l.GetDestination()), lane.GetNumbered(), lane.GetConfirmed(), lane.GetSkipped())
+		x.say(0, "To %s it has emitted %s; confirmed: %d; skipped: %d.", nameOf(l.GetDestination()), events(lane.GetNumbered()), lane.GetConfirmed(), lane.GetSkipped())
 		if len(l.GetRows()) > 0 {
 			x.say(1, "%s", x.why(l, l.GetRows()[0], x.destination(ctx, l)))
 		}
@@ -530,14 +533,14 @@ func (x *explainer) why(l *nodev1.InspectedLane, row *recordv1.Row, there *desti
 	case there.err == nil && row.GetLaneSequence() <= there.seen.GetApplied():
 		return fmt.Sprintf("%s has applied it; the confirmation is on its way back.", to)
 	case lane.GetStatus() == recordv1.Lane_PARKED:
-		return fmt.Sprintf("The lane is parked at row %d after %d refused deliveries: %s. It stands still until node lanes replay or skip --entity %s.",
-			lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason(), nameOf(row.GetSource()))
+		return fmt.Sprintf("The lane is parked at row %d after %s: %s. It stands still until \"node lanes replay --entity %[4]s\" or \"node lanes skip --entity %[4]s\".",
+			lane.GetConfirmed()+1, number(uint64(lane.GetAttempts()), "refused delivery", "refused deliveries"), lane.GetReason(), nameOf(row.GetSource()))
 	case lane.GetStatus() == recordv1.Lane_PAUSED:
 		return fmt.Sprintf("An operator has paused the lane: %s.", lane.GetReason())
 	case there.err != nil:
 		return fmt.Sprintf("The leader of %s does not answer (%v): it is sent again until it does, which costs no attempt.", to, there.err)
 	case lane.GetAttempts() > 0:
-		return fmt.Sprintf("Row %d was refused %d times: %s. It is tried again; rows behind it wait.", lane.GetConfirmed()+1, lane.GetAttempts(), lane.GetReason())
+		return fmt.Sprintf("Row %d was refused (%s): %s. It is tried again; rows behind it wait.", lane.GetConfirmed()+1, count(lane.GetAttempts(), "attempt"), lane.GetReason())
 	case row.GetLaneSequence() > there.seen.GetApplied()+1:
 		return fmt.Sprintf("%s has applied the lane up to row %d: the rows between come first.", to, there.seen.GetApplied())
 	}

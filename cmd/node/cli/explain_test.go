@@ -47,7 +47,7 @@ func TestWhyARowWaits(t *testing.T) {
 		"applied":         {laneOf(nil), 0, applied(1), "account/b has applied it; the confirmation is on its way"},
 		"next":            {laneOf(nil), 0, applied(0), "next at account/b"},
 		"behind others":   {laneOf(nil), 2, applied(0), "the rows between come first"},
-		"parked":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts = recordv1.Lane_PARKED, "poison", 8 }), 0, applied(0), "parked at row 1 after 8 refused deliveries: poison. It stands still until node lanes replay or skip --entity account/a."},
+		"parked":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts = recordv1.Lane_PARKED, "poison", 8 }), 0, applied(0), "parked at row 1 after 8 refused deliveries: poison. It stands still until \"node lanes replay --entity account/a\" or \"node lanes skip --entity account/a\"."},
 		"paused":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason = recordv1.Lane_PAUSED, "night" }), 0, applied(0), "paused the lane: night"},
 		"refused":         {laneOf(func(l *recordv1.Lane) { l.Attempts, l.Reason = 3, "no" }), 0, applied(0), "refused 3 times: no"},
 		"does not answer": {laneOf(nil), 0, &destinationView{err: errors.New("no leader")}, "does not answer (no leader)"},

@@ -280,8 +280,8 @@ func (c *lanesShowCommand) Run(ctx context.Context, std streams) error {
 		return printMessage(std.out, res)
 	}
 	lane := res.GetLane().GetLane()
-	fmt.Fprintf(std.out, "%s: %d rows numbered, %d confirmed, %d skipped, %d refused attempts\n", lane.GetStatus(),
-		lane.GetNumbered(), lane.GetConfirmed(), lane.GetSkipped(), lane.GetAttempts())
+	fmt.Fprintf(std.out, "%s: %s numbered, %d confirmed, %d skipped, %s\n", lane.GetStatus(),
+		count(lane.GetNumbered(), "row"), lane.GetConfirmed(), lane.GetSkipped(), count(lane.GetAttempts(), "refused attempt"))
 	if lane.GetReason() != "" {
 		fmt.Fprintf(std.out, "reason: %s\n", lane.GetReason())
 	}

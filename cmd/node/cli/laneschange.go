@@ -145,7 +145,7 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 	changed := number(uint64(table.lanes-before), "lane", "lanes")
 	switch {
 	case failed > 0:
-		return fmt.Errorf("%d of %d lanes were not changed", failed, len(lanes))
+		return fmt.Errorf("%d of %s not changed", failed, count(len(lanes), "lane"))
 	case before == len(lanes): // nothing is left to do
 	case !c.Yes:
 		fmt.Fprintf(std.err, "would %s %s with %s waiting; add --yes to do it\n", what, changed, number(table.rows-beforeRows, "row", "rows"))

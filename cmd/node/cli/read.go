@@ -45,7 +45,7 @@ func (c *readCommand) Run(ctx context.Context, std streams) error {
 	}
 	fmt.Fprintf(std.err, "version %d\n", res.Version)
 	if c.Stale {
-		fmt.Fprintf(std.err, "at log index %d, known %v ago\n", res.LogIndex, res.Age)
+		fmt.Fprintf(std.err, "as of log index %d, which was current %v ago\n", res.LogIndex, res.Age)
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ type serveCommand struct {
 
 // clusterFlags are settings that all nodes share.
 type clusterFlags struct {
-	Cluster   string        `env:"WRIT_CLUSTER" help:"Name of the cluster; nodes of clusters with other names are ignored."`
+	Cluster   string        `env:"WRIT_CLUSTER" help:"Name of the cluster, the same on all its nodes; nodes with another one are kept out. Needed by serve; dev takes \"dev\"."`
 	GossipKey string        `env:"WRIT_GOSSIP_KEY" help:"Key that encrypts gossip, 16, 24 or 32 bytes in base64."`
 	Tokens    string        `env:"WRIT_TOKENS" type:"path" help:"JSON file of bearer tokens, {\"TOKEN\": \"TENANT\"} or, for operators, {\"TOKEN\": {\"tenant\": \"TENANT\", \"admin\": true}}; read at start. Without it every caller is an operator of tenant \"default\"."`
 	Shards    uint32        `env:"WRIT_SHARDS" help:"Number of shards; fixed when the cluster forms. Default: 8."`

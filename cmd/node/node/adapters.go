@@ -63,7 +63,7 @@ func (h localHost) redirected(shard uint32, err error) error {
 }
 
 func errNotFormed() *entity.Error {
-	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet: node health says which nodes it waits for")
+	return entity.Errorf(entity.NotExecuted, "the cluster is not formed yet: \"node health\" says which nodes it waits for")
 }
 
 // control answers other nodes.

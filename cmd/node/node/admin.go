@@ -61,13 +61,17 @@ func (a *admin) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.St
 // reportWait bounds the time that one node's report may take.
 const reportWait = time.Second
 
-// askLeaders completes the lines of shards whose voters are not known on this node: it
-// has no replica of them, or one that does not serve. A leader that does not answer, or
-// does not know either, leaves them as they are.
+// askLeaders completes the lines of shards that other nodes lead: who votes there, this
+// node's own replica, if it has one, may not have heard yet. A leader that does not
+// answer, or that does not take itself for one, leaves them as they are.
 func askLeaders(ctx context.Context, nodes cluster.Reporter, self string, shards []*nodev1.ShardStatus) {
 	elsewhere := map[string][]*nodev1.ShardStatus{}
 	for _, s := range shards {
-		if len(s.GetVoters()) == 0 && s.GetLeader() != "" && s.GetLeader() != self {
+		switch s.GetLeader() {
+		case "":
+		case self:
+			s.ByLeader = len(s.GetVoters()) > 0
+		default:
 			elsewhere[s.GetLeader()] = append(elsewhere[s.GetLeader()], s)
 		}
 	}
@@ -82,7 +86,7 @@ func askLeaders(ctx context.Context, nodes cluster.Reporter, self string, shards
 			}
 			for _, line := range lines {
 				for _, there := range report {
-					if there.GetShard() == line.GetShard() {
+					if there.GetShard() == line.GetShard() && there.GetLeader() == leader && len(there.GetVoters()) > 0 {
 						complete(line, there)
 					}
 				}
@@ -95,7 +99,7 @@ func askLeaders(ctx context.Context, nodes cluster.Reporter, self string, shards
 // complete adds what the leader says. How far the log is applied stays the local
 // replica's word, if there is one.
 func complete(line, leader *nodev1.ShardStatus) {
-	line.Voters, line.Learners = leader.GetVoters(), leader.GetLearners()
+	line.Voters, line.Learners, line.ByLeader = leader.GetVoters(), leader.GetLearners(), true
 	if !line.GetLocal() {
 		line.AppliedIndex, line.CommitIndex, line.Epoch = leader.GetAppliedIndex(), leader.GetCommitIndex(), leader.GetEpoch()
 	}

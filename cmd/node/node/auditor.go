@@ -333,6 +333,6 @@ func (a *auditor) count(shard uint32, kind kindOfFinding, before, now []string) 
 			continue
 		}
 		a.metrics.findings.WithLabelValues(string(kind)).Inc()
-		a.node.log.Error("audit finding", slog.Uint64("shard", uint64(shard)), slog.String("kind", string(kind)), slog.String("finding", f))
+		a.node.log.Error("audit finding", slog.Uint64("shard", uint64(shard)), slog.String("class", string(kind)), slog.String("finding", f))
 	}
 }

@@ -98,6 +98,30 @@ func (c *testCluster) awaitReady() {
 	}
 }
 
+// settle waits until every shard is led by the node that should, as all nodes see it:
+// no leadership moves by itself then.
+func (c *testCluster) settle() {
+	c.t.Helper()
+	for _, name := range c.names {
+		eventually(c.t, func(ctx context.Context) (any, error) {
+			st, err := c.adminOf(name).Status(ctx, &nodev1.StatusRequest{})
+			if err != nil {
+				return nil, err
+			}
+			preferred := map[uint32]string{}
+			for _, p := range st.GetMeta().GetShards() {
+				preferred[p.GetShard()] = p.GetPreferred()
+			}
+			for _, s := range st.GetShards() {
+				if want := preferred[s.GetShard()]; want == "" || s.GetLeader() != want {
+					return nil, fmt.Errorf("%s: shard %d is led by %q, %q should", name, s.GetShard(), s.GetLeader(), want)
+				}
+			}
+			return nil, nil
+		})
+	}
+}
+
 // stop stops all nodes at once, in order.
 func (c *testCluster) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

@@ -37,6 +37,7 @@ func (c *testCluster) arm(point fault.Name, action fault.Action) {
 func TestFaultLostConfirmationIsOneTrace(t *testing.T) {
 	col := newCollector(t)
 	c := newCluster(t, 3, col.conf)
+	c.settle()
 	payer := accountApart()
 	receiver := accountApart(payer)
 	c.openAccount(payer) // nothing is on its way when the point is armed

@@ -73,7 +73,7 @@ func TestGuaranteeStatesFiveClauses(t *testing.T) {
 	}
 	g := eventually(t, func(ctx context.Context) (*writv1.Guarantee, error) {
 		g, err := c.guarantee(ctx, "n2")
-		if err == nil && (!g.GetHeld() || len(g.GetNodes()) != 3 || !strings.Contains(fmt.Sprint(g.GetClauses()[0].GetEvidence()), "1 effects for 1 keys")) {
+		if err == nil && (!g.GetHeld() || len(g.GetNodes()) != 3 || !strings.Contains(fmt.Sprint(g.GetClauses()[0].GetEvidence()), "effects 1, keys 1")) {
 			err = fmt.Errorf("not held, or not recounted: %v", g)
 		}
 		return g, err
@@ -142,6 +142,7 @@ func TestBrokenPreconditionsShow(t *testing.T) {
 	}
 	c.awaitPrecondition("n2", "window_agreed", true)
 
+	c.settle()
 	c.phantom()
 	g := c.awaitPrecondition("n2", "lanes_agree", false)
 	if !strings.Contains(g.String(), "phantom: lane") {

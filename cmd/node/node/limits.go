@@ -39,10 +39,14 @@ func DefaultLimits() Limits {
 
 // unflushedMost is the size at which a replica gives up. Between it and the size at
 // which commands are refused is room for what is under way by then, and for events,
-// which are not refused.
+// which are not refused. Nor is a log that a replica catches up with: whatever the
+// limits, that must fit in between two flushes.
 func (l Limits) unflushedMost() int64 {
-	return l.Store.Unflushed + 2*int64(l.Entities.ProposalBytes)
+	return max(unflushedLeast, l.Store.Unflushed+2*int64(l.Entities.ProposalBytes))
 }
+
+// unflushedLeast is several times what is kept of a log.
+const unflushedLeast = 256 << 20
 
 // names are what the door checks of the entities' limits.
 func (l Limits) names() gateway.NameLimits {

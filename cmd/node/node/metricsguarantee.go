@@ -25,7 +25,7 @@ func descsOfGuarantee() guaranteeDescs {
 		horizon:       desc("writ_idempotency_retry_horizon_seconds", "For how long clients may retry one key, by the contract."),
 		precondition:  desc("writ_guarantee_precondition_met", "1 if a precondition of the guarantee is met, as this node sees it; see node contract show.", "precondition"),
 		oldestPending: desc("writ_idempotency_oldest_pending_age_seconds", "Age of the key that has been in flight for longest: decided, and its record not yet committed. 0 if none is."),
-		findings:      desc("writ_audit_findings", "Contradictions that the background auditor knows of in shards led here, by kind.", "finding"),
+		findings:      desc("writ_audit_findings", "Contradictions that the background auditor knows of in shards led here, by finding.", "finding"),
 		leaderless:    desc("writ_shards_without_leader", "Shards that have no leader, as this node sees it."),
 		metaLeads:     desc("writ_meta_leads", "1 if this node leads the meta group."),
 		diskFree:      desc("writ_disk_free_bytes", "Free space of the data disk."),

@@ -417,6 +417,11 @@ func limitRows() map[string]limitRow {
 			l.hold(l.request("a", "wait", 0))
 			return l.submit("a", "none", 0)
 		}},
+		"entities.EntityBytes": {func(l *node.Limits) { small(l); l.Entities.EntityBytes = 1000 }, func(l *limitWorld) (*writv1.SubmitRequest, answer) {
+			l.hold(l.large("a", "wait", 900))
+			req := l.large("a", "none", 900)
+			return req, submit(l.t.Context(), l.cl, req)
+		}},
 		"entities.Waits": {func(l *node.Limits) { l.Entities.Waits = 1 }, func(l *limitWorld) (*writv1.SubmitRequest, answer) {
 			ctx, leave := context.WithCancel(l.t.Context())
 			answers := make(chan error, 2)

@@ -21,6 +21,7 @@ import (
 // so that a caller whose table is older need not ask around.
 func TestRefusalNamesTheLeader(t *testing.T) {
 	c := newCluster(t, 3, nil)
+	c.settle()
 	ref := entity.Ref{Tenant: "default", Kind: "account", ID: "a"}
 	shard, leader := c.leader(ref.Kind, ref.ID)
 	st, err := c.admin().Status(t.Context(), &nodev1.StatusRequest{})

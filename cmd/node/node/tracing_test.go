@@ -197,6 +197,7 @@ func (c *testCluster) openAccount(id string) {
 func TestOneTrace(t *testing.T) {
 	col := newCollector(t)
 	c := newCluster(t, 3, col.conf)
+	c.settle()
 	payer := accountApart()
 	receiver := accountApart(payer)
 	c.openAccount(payer)

@@ -237,7 +237,7 @@ func scopeEvidence(node string, o observation) []string {
 	if counted == 0 {
 		return []string{node + ": no shard led here has been recounted yet"}
 	}
-	return []string{fmt.Sprintf("%s: %d effects for %d keys in %d shards led here, recounted since %s", node, effects, keys, counted, oldest.UTC().Format(time.RFC3339))}
+	return []string{fmt.Sprintf("%s: effects %d, keys %d, shards led here %d, recounted since %s", node, effects, keys, counted, oldest.UTC().Format(time.RFC3339))}
 }
 
 func replayEvidence(node string, o observation) []string {
@@ -247,7 +247,7 @@ func replayEvidence(node string, o observation) []string {
 			counted++
 		}
 	}
-	return []string{fmt.Sprintf("%s: the replicas of %d shards led here were compared at one index", node, counted)}
+	return []string{fmt.Sprintf("%s: shards led here whose replicas were compared at one index: %d", node, counted)}
 }
 
 func boundaryEvidence(node string, o observation) []string {
@@ -255,7 +255,7 @@ func boundaryEvidence(node string, o observation) []string {
 	for _, v := range o.audits {
 		checked += v.lanesChecked
 	}
-	return []string{fmt.Sprintf("%s: %d ends of lanes were compared with the other end", node, checked)}
+	return []string{fmt.Sprintf("%s: ends of lanes that were compared with the other end: %d", node, checked)}
 }
 
 // conclude makes the clauses from the preconditions.

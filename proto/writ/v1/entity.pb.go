@@ -316,7 +316,8 @@ type SubmitResponse struct {
 	// The entity's version after the command.
 	Version uint64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
 	Tag     uint64 `protobuf:"varint,5,opt,name=tag,proto3" json:"tag,omitempty"`
-	// In SubmitStream and in OutcomeResponse: the error that Submit would return.
+	// In SubmitStream: the error that Submit would return, a rejection or a refusal.
+	// In OutcomeResponse: a rejection.
 	Rejection     *status.Status `protobuf:"bytes,6,opt,name=rejection,proto3" json:"rejection,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1980,8 +1980,11 @@ type ShardStatus struct {
 	// Newest format of the entries that the local replica has applied.
 	Format uint32 `protobuf:"varint,14,opt,name=format,proto3" json:"format,omitempty"`
 	// Content of the local replica at an index.
-	HashIndex     uint64 `protobuf:"varint,15,opt,name=hash_index,json=hashIndex,proto3" json:"hash_index,omitempty"`
-	Hash          []byte `protobuf:"bytes,16,opt,name=hash,proto3" json:"hash,omitempty"`
+	HashIndex uint64 `protobuf:"varint,15,opt,name=hash_index,json=hashIndex,proto3" json:"hash_index,omitempty"`
+	Hash      []byte `protobuf:"bytes,16,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Voters and learners are the leader's own word. Else they are those that the local
+	// replica has read of in its log, which may be far behind.
+	ByLeader      bool `protobuf:"varint,17,opt,name=by_leader,json=byLeader,proto3" json:"by_leader,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2126,6 +2129,13 @@ func (x *ShardStatus) GetHash() []byte {
 		return x.Hash
 	}
 	return nil
+}
+
+func (x *ShardStatus) GetByLeader() bool {
+	if x != nil {
+		return x.ByLeader
+	}
+	return false
 }
 
 // MemberStatus is gossip's view of one node.
@@ -5160,7 +5170,7 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	" \x03(\tR\x05kinds\x12\x1f\n" +
 	"\vmeta_voters\x18\v \x03(\tR\n" +
 	"metaVoters\x12#\n" +
-	"\rmeta_learners\x18\f \x03(\tR\fmetaLearners\"\xbe\x03\n" +
+	"\rmeta_learners\x18\f \x03(\tR\fmetaLearners\"\xdb\x03\n" +
 	"\vShardStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x12\n" +
@@ -5180,7 +5190,8 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x06format\x18\x0e \x01(\rR\x06format\x12\x1d\n" +
 	"\n" +
 	"hash_index\x18\x0f \x01(\x04R\thashIndex\x12\x12\n" +
-	"\x04hash\x18\x10 \x01(\fR\x04hash\"\xc2\x01\n" +
+	"\x04hash\x18\x10 \x01(\fR\x04hash\x12\x1b\n" +
+	"\tby_leader\x18\x11 \x01(\bR\bbyLeader\"\xc2\x01\n" +
 	"\fMemberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x12\n" +

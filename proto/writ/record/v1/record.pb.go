@@ -1610,7 +1610,7 @@ type LaneUpdate_Resume struct {
 
 type LaneUpdate_Skip struct {
 	// Removes the first row for good; its lane sequence stays used: the row is
-	// replaced by a tombstone without an event.
+	// replaced by one without an event.
 	Skip uint64 `protobuf:"varint,7,opt,name=skip,proto3,oneof"`
 }
 
