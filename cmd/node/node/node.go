@@ -46,6 +46,7 @@ type Node struct {
 	tracing   *tracing // nil: off
 
 	inner    atomic.Pointer[parts] // nil until the cluster is formed
+	placed   atomic.Pointer[placement]
 	draining atomic.Bool
 	agreed   atomic.Bool // this node's settings are the contract's
 	failed   chan error

@@ -12,6 +12,7 @@ import (
 	"writ/actors/entity"
 	"writ/internal/format"
 	"writ/persistence/replica"
+	nodev1 "writ/proto/writ/node/v1"
 	"writ/sharding/cluster"
 	"writ/sharding/membership"
 )
@@ -166,7 +167,11 @@ func (n *Node) placement() []shardView {
 	if p == nil {
 		return nil
 	}
-	placed := p.meta.State().GetShards()
+	state := p.meta.State()
+	if seen := n.placed.Load(); seen != nil && seen.state == state {
+		return seen.views
+	}
+	placed := state.GetShards()
 	views := make([]shardView, len(placed))
 	for _, place := range placed {
 		if int(place.GetShard()) >= len(views) {
@@ -177,7 +182,15 @@ func (n *Node) placement() []shardView {
 			views[place.GetShard()].nodes = append(views[place.GetShard()].nodes, r.GetNode())
 		}
 	}
+	n.placed.Store(&placement{state, views})
 	return views
+}
+
+// placement is the placement of a state of the meta group, which never changes: every
+// call asks for it.
+type placement struct {
+	state *nodev1.MetaState
+	views []shardView
 }
 
 // window is how long a kind's keys are remembered.
