@@ -197,7 +197,7 @@ func (t *timers) relieve(g *gate, now time.Time) {
 	var slowest entity.Ref
 	most := 0
 	for ref, n := range t.fires {
-		if _, known := t.slow[ref]; !known && n > most {
+		if _, known := t.slow[ref]; !known && (n > most || n == most && ref.String() < slowest.String()) {
 			slowest, most = ref, n
 		}
 	}

@@ -49,7 +49,7 @@ func TestWhyARowWaits(t *testing.T) {
 		"behind others":   {laneOf(nil), 2, applied(0), "the rows between come first"},
 		"parked":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts = recordv1.Lane_PARKED, "poison", 8 }), 0, applied(0), "parked at row 1 after 8 refused deliveries: poison. It stands still until \"node lanes replay --entity account/a\" or \"node lanes skip --entity account/a\"."},
 		"paused":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason = recordv1.Lane_PAUSED, "night" }), 0, applied(0), "paused the lane: night"},
-		"refused":         {laneOf(func(l *recordv1.Lane) { l.Attempts, l.Reason = 3, "no" }), 0, applied(0), "refused 3 times: no"},
+		"refused":         {laneOf(func(l *recordv1.Lane) { l.Attempts, l.Reason = 3, "no" }), 0, applied(0), "Row 1 was refused (3 attempts): no"},
 		"does not answer": {laneOf(nil), 0, &destinationView{err: errors.New("no leader")}, "does not answer (no leader)"},
 		"skipped": {
 			skipped(recordv1.Lane_PARKED), 0, applied(1),

@@ -178,7 +178,8 @@ func (l *limitWorld) quietly(req *writv1.SubmitRequest) (*writv1.SubmitRequest, 
 // large is a command with a padding of n bytes that is no part of what it says.
 func (l *limitWorld) large(id, what string, n int) *writv1.SubmitRequest {
 	text := what + " 0 "
-	return command(l.t, "bound", id, fmt.Sprint("large", id), &wrapperspb.StringValue{Value: text + strings.Repeat(" ", n-len(text))})
+	l.sent++
+	return command(l.t, "bound", id, fmt.Sprint("k", l.sent), &wrapperspb.StringValue{Value: text + strings.Repeat(" ", n-len(text))})
 }
 
 // hold has handlers wait, each with a command of its own.
