@@ -49,8 +49,9 @@ const (
 const DefaultLeaderWait = 600 * time.Millisecond
 
 // againWithin bounds the age of a call that goes to its leader's successor once more:
-// longer than a leader takes to be replaced, and shorter than anybody's window, for a
-// key that has been forgotten would execute again.
+// longer than a leader takes to be replaced, and far below a window of use. Under a
+// window that is shorter than this, a key may have been forgotten meanwhile, and its
+// command would execute again.
 const againWithin = 5 * time.Second
 
 // triesMax bounds how often one call is tried while leaders come and go: as often
