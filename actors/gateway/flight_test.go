@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"writ/actors/entity"
 	"writ/actors/gateway"
@@ -14,8 +15,8 @@ import (
 )
 
 // TestFrozenLeader: a node that no longer leads and says nothing is given up. A
-// client's call then goes to the successor; what that one refuses, and a batch of
-// rows, is of unknown outcome. Without a successor the old leader is waited for.
+// client's call then goes to the successor; what that one refuses, a command without
+// a time of issue, and a batch of rows are of unknown outcome. Without a successor the old leader is waited for.
 func TestFrozenLeader(t *testing.T) {
 	arrived, thaw := make(chan struct{}, 1), make(chan struct{})
 	frozen := &fakeHost{
@@ -37,8 +38,14 @@ func TestFrozenLeader(t *testing.T) {
 		leader: "n2",
 	})
 	defer close(thaw)
-	submit := func() (uint64, error) {
+	undated := func() (uint64, error) {
 		answer, err := c.client("n1").Submit(ctx(t), deposit("k"))
+		return answer.GetVersion(), err
+	}
+	submit := func() (uint64, error) {
+		dated := deposit("k")
+		dated.IssuedAt = timestamppb.Now()
+		answer, err := c.client("n1").Submit(ctx(t), dated)
 		return answer.GetVersion(), err
 	}
 	read := func() (uint64, error) {
@@ -61,6 +68,7 @@ func TestFrozenLeader(t *testing.T) {
 		"command":          {submit, "n3", version},
 		"read":             {read, "n3", version},
 		"command, refused": {submit, "n4", 0},
+		"command, undated": {undated, "n3", 0}, // its key may be forgotten by then
 		"rows":             {deliver, "n3", 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -48,12 +48,6 @@ const (
 // node well within its deadline.
 const DefaultLeaderWait = 600 * time.Millisecond
 
-// againWithin bounds the age of a call that goes to its leader's successor once more:
-// longer than a leader takes to be replaced, and far below a window of use. Under a
-// window that is shorter than this, a key may have been forgotten meanwhile, and its
-// command would execute again.
-const againWithin = 5 * time.Second
-
 // triesMax bounds how often one call is tried while leaders come and go: as often
 // as a dead leader and its successor can be asked within DefaultLeaderWait.
 const triesMax = 12
@@ -127,8 +121,7 @@ func (r *Router) wakeup() <-chan struct{} {
 // stale read to any replica. It fills in cluster, shard and term hint. It
 // repeats the call while the answer is NOT_EXECUTED, for LeaderWait at most. A call
 // whose leader fell silent and was superseded goes to the successor once more: that
-// one knows the key of a command that was executed, and whatever has no key may be
-// repeated. Unless the successor tells the outcome, the call is OUTCOME_UNKNOWN as
+// one knows the key of a command that was executed. Unless the successor tells the outcome, the call is OUTCOME_UNKNOWN as
 // before: a refusal of the repetition says nothing of the first.
 func (r *Router) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*nodev1.ForwardResponse, error) {
 	ref, err := forwardRef(req)
@@ -153,14 +146,21 @@ func (r *Router) Forward(ctx context.Context, req *nodev1.ForwardRequest) (*node
 	if req.GetRead().GetConsistency() == writv1.Consistency_STALE {
 		return anyReplica(ctx, r, ref, send)
 	}
-	begun := time.Now()
 	resp, err := toLeader(ctx, r, ref, r.cfg.LeaderWait, send)
-	if errors.Is(err, errSuperseded) && time.Since(begun) < againWithin {
+	if errors.Is(err, errSuperseded) && mayBeLate(req) {
 		if again, refused := toLeader(ctx, r, ref, r.cfg.LeaderWait, send); refused == nil {
 			return again, nil
 		}
 	}
 	return resp, err
+}
+
+// mayBeLate reports whether a second copy of a call does no harm however late it
+// comes. One of a command whose key is forgotten by then would execute again, unless
+// it says when the command was issued: then it is EXPIRED.
+func mayBeLate(req *nodev1.ForwardRequest) bool {
+	command := req.GetSubmit()
+	return command == nil || command.GetIssuedAt() != nil
 }
 
 // Deliver carries a batch of rows to the leader of their destination's shard. It
