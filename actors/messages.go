@@ -59,7 +59,7 @@ type (
 
 // Messages between an activation and its relay.
 type (
-	// startRelay: an activation to itself, see relayPatience.
+	// startRelay: the turns to an activation that waits for one.
 	startRelay struct{}
 	// grown: a lane has new rows.
 	grown struct {

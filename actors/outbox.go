@@ -1,8 +1,6 @@
 package actors
 
 import (
-	"time"
-
 	"github.com/asynkron/protoactor-go/actor"
 
 	"writ/actors/entity"
@@ -140,11 +138,6 @@ func (a *activation) committedRows(commit *recordv1.Commit) {
 	}
 }
 
-// relayPatience is how long rows of an entity without a relay wait for one. Until
-// then the processors are free for the callers that have just been answered, and the
-// rows of their next commands can share the relay's first batch.
-const relayPatience = time.Millisecond
-
 // wakeRelay schedules the start of a relay if rows wait and there is none, or tells
 // the relay of new rows. It is called after every message.
 func (a *activation) wakeRelay() {
@@ -152,8 +145,7 @@ func (a *activation) wakeRelay() {
 	switch {
 	case o.relay == nil && !o.starting && a.mayRelay():
 		o.starting = true
-		rt, self := a.rt, a.self
-		time.AfterFunc(relayPatience, func() { rt.send(self, startRelay{}) })
+		a.rt.turns.wait(a.self)
 	case o.relay != nil && len(o.grown) > 0 && !o.stops:
 		for _, to := range o.grown {
 			a.tellRelay(&grown{to, o.lanes[to].lane})

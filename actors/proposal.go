@@ -74,7 +74,7 @@ func (a *activation) propose(rec *recordv1.Record, p *proposal) {
 // clients' latency.
 const (
 	eventPatience   = time.Millisecond
-	confirmPatience = 25 * time.Millisecond
+	confirmPatience = 100 * time.Millisecond
 )
 
 // barrier calls then when everything proposed so far has its verdict and the

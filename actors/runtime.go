@@ -24,6 +24,8 @@ type Runtime struct {
 	actors *dispatcher
 	// handlings are the handlers that run now.
 	handlings handlings
+	// turns start relays.
+	turns *turns
 	// healthy and troubled send rows; see sender.go.
 	healthy  *senders
 	troubled *senders
@@ -73,6 +75,7 @@ func New(cfg Config) (*Runtime, error) {
 		quit:     make(chan struct{}),
 		shards:   map[uint32]*shard{},
 	}
+	r.turns = &turns{start: func(activation *actor.PID) { r.send(activation, startRelay{}) }}
 	r.wg.Go(r.keepTime)
 	return r, nil
 }
@@ -179,6 +182,7 @@ func (r *Runtime) Close(ctx context.Context) error {
 		r.troubled.close()
 		if first {
 			close(r.quit)
+			r.turns.close()
 			r.system.Shutdown() // panics when called twice
 		}
 		r.wg.Wait()

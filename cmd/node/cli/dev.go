@@ -77,16 +77,10 @@ func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err 
 	if err != nil {
 		return err
 	}
-	if err := awaitReady(ctx, nodes, std.err); err != nil {
+	if err := c.awaitUse(ctx, nodes, ready, std); err != nil {
 		if ctx.Err() != nil {
-			return nil
+			return nil // interrupted: to stop early is no failure
 		}
-		return err
-	}
-	if err := c.writeReadyFile(ready); err != nil {
-		return err
-	}
-	if err := c.settle(ctx, std, ready); err != nil {
 		return err
 	}
 	if err := c.announce(std.out, ready, kinds); err != nil {
@@ -106,6 +100,18 @@ func (c *devCommand) Run(ctx context.Context, kinds definers, std streams) (err 
 	case err := <-failed:
 		return err
 	}
+}
+
+// awaitUse waits until all shards serve, says so in the ready file, and waits until
+// the cluster has settled.
+func (c *devCommand) awaitUse(ctx context.Context, nodes []*node.Node, ready readyFile, std streams) error {
+	if err := awaitReady(ctx, nodes, std.err); err != nil {
+		return err
+	}
+	if err := c.writeReadyFile(ready); err != nil {
+		return err
+	}
+	return c.settle(ctx, std, ready)
 }
 
 // nodesMost is the largest number of nodes that dev runs.
