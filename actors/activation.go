@@ -87,6 +87,7 @@ func (a *activation) Receive(c actor.Context) {
 				call.refuse(entity.Errorf(entity.OutcomeUnknown, "the node failed while it worked on the call: retry with the same key"))
 			}
 			a.breakOff()
+			a.leave() // no further message may come
 		}
 	}()
 	switch m := c.Message().(type) {

@@ -21,9 +21,9 @@ import (
 type call struct {
 	ref  entity.Ref
 	work any // *submit, *read, *outcome, *delivery, *laneChange, *firing
-	// gone and deadline tell whether anybody still waits. They count only until
+	// caller (nil: none) and deadline tell whether anybody still waits. They count only until
 	// the work begins.
-	gone     <-chan struct{}
+	caller   context.Context //nolint:containedctx // the call's own: it is one request
 	deadline time.Time
 	size     int64
 	shard    *gauge // counted in at the front door
@@ -69,12 +69,7 @@ func (c *call) leave() {
 
 // abandoned reports that nobody waits for the call any more.
 func (c *call) abandoned() bool {
-	select {
-	case <-c.gone:
-		return true
-	default:
-		return !c.deadline.IsZero() && !time.Now().Before(c.deadline)
-	}
+	return c.caller != nil && c.caller.Err() != nil || !c.deadline.IsZero() && !time.Now().Before(c.deadline)
 }
 
 func errAbandoned() *entity.Error {
@@ -194,7 +189,7 @@ func errCrowded(full bound) *entity.Error {
 // clocks to agree.
 func newCall(ctx context.Context) *call {
 	deadline, _ := ctx.Deadline()
-	return &call{gone: ctx.Done(), deadline: deadline}
+	return &call{caller: ctx, deadline: deadline}
 }
 
 // checkRef checks the form of an entity's name and finds its kind.

@@ -140,6 +140,11 @@ func (l *lane) stopTimer() {
 	l.pause = pauseNone
 }
 
+// spent reports whether nothing is to be done in the lane, and nothing on its way.
+func (l *lane) spent() bool {
+	return !l.state.open() && l.acked <= l.state.confirmed && l.jobs == 0 && !l.marking && l.decision == nil && !l.unwell
+}
+
 // pump queues the next job of a lane if there may be one.
 func (r *relay) pump(l *lane) {
 	switch {
@@ -287,6 +292,7 @@ func (r *relay) sent(m *sent) {
 	r.confirm(l)
 	r.settle(l)
 	r.pump(l)
+	r.tidy(l)
 }
 
 // result acts on the answer to a job of the current turn.
@@ -395,4 +401,7 @@ func (r *relay) decide(l *lane, d *decisionOnRow) {
 	r.shard.troubles.forget(r, l) // the log has the reason
 	l.rewind()
 	l.decision = d
+	if l.marking { // it has to wait for the confirmation
+		r.hasten()
+	}
 }

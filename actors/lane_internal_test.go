@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/asynkron/protoactor-go/actor"
+
 	"writ/actors/entity"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -53,5 +55,115 @@ func TestLanesKept(t *testing.T) {
 	}
 	if len(o.lanes) != waiting || o.open != waiting {
 		t.Errorf("%d lanes, %d open, want %d", len(o.lanes), o.open, waiting)
+	}
+}
+
+// A relay offers to forget lanes when there are many, and forgets none in which
+// something is to be done.
+func TestRelayForgetsSpentLanes(t *testing.T) {
+	system := actor.NewActorSystem()
+	defer system.Shutdown()
+	offered := make(chan entity.Ref, 4*lanesKept)
+	owner := system.Root.Spawn(actor.PropsFromFunc(func(c actor.Context) {
+		if m, ok := c.Message().(*laneMoved); ok && m.spent {
+			offered <- m.to
+		}
+	}))
+	r := &relay{rt: &Runtime{system: system}, shard: &shard{}, owner: owner, lanes: map[entity.Ref]*lane{}}
+	to := func(i int) entity.Ref { return entity.Ref{Tenant: "t", Kind: "b", ID: fmt.Sprint(i)} }
+	add := func(i int) *lane {
+		l := &lane{to: to(i), acked: 1, state: laneState{numbered: 1, confirmed: 1, status: recordv1.Lane_ACTIVE}}
+		r.lanes[l.to] = l
+		r.tidy(l)
+		return l
+	}
+	for i := range 3 * lanesKept {
+		add(i)
+		if i >= lanesKept { // the one too many
+			r.forget(<-offered)
+		}
+	}
+	if len(offered) > 0 || len(r.lanes) != lanesKept {
+		t.Errorf("%d lanes are kept, want %d; %d more were offered", len(r.lanes), lanesKept, len(offered))
+	}
+	for what, change := range map[string]func(*lane){
+		"rows to send":              func(l *lane) { l.state.numbered = 2 },
+		"a confirmation to be made": func(l *lane) { l.acked = 2 },
+		"a confirmation on its way": func(l *lane) { l.marking = true },
+		"a delivery":                func(l *lane) { l.jobs = 1 },
+		"a decision":                func(l *lane) { l.decision = &decisionOnRow{} },
+		"an update that has failed": func(l *lane) { l.unwell = true },
+	} {
+		l := &lane{to: to(-1), acked: 1, state: laneState{numbered: 1, confirmed: 1, status: recordv1.Lane_ACTIVE}}
+		change(l)
+		r.lanes[l.to] = l
+		if r.forget(l.to); r.lanes[l.to] == nil {
+			t.Errorf("a lane with %s was forgotten", what)
+		}
+	}
+}
+
+// laneStore is a store that holds one lane.
+type laneStore struct {
+	Store
+	lane *recordv1.Lane
+}
+
+func (s laneStore) Lane(entity.Ref, entity.Ref) (*recordv1.Lane, error) { return s.lane, nil }
+
+// An operator resumes a lane while its relay ends: the relay's last word must not put
+// the pause back, or the rows would stand still.
+func TestLastWordOfARelay(t *testing.T) {
+	to := entity.Ref{Tenant: "t", Kind: "b", ID: "1"}
+	store := laneStore{lane: &recordv1.Lane{Numbered: 3, Confirmed: 2, Status: recordv1.Lane_ACTIVE}}
+	a := &activation{shard: &shard{store: store}}
+	a.out.load(map[entity.Ref]*recordv1.Lane{to: {Numbered: 3, Confirmed: 1, Status: recordv1.Lane_ACTIVE}})
+	a.out.stops = true
+	a.laneMoved(&laneMoved{to: to, lane: laneState{numbered: 3, confirmed: 2, status: recordv1.Lane_PAUSED}})
+	if l := a.out.lanes[to].lane; l != stateOf(store.lane) || a.out.open != 1 || a.out.pending != 1 {
+		t.Errorf("lane %+v, %d open, %d rows pending; want %+v, 1, 1", l, a.out.open, a.out.pending, stateOf(store.lane))
+	}
+}
+
+// A relay parks a lane while an operator's resume, committed before, is on its way to
+// it: the lane stays parked.
+func TestChangeBehindADecision(t *testing.T) {
+	system := actor.NewActorSystem()
+	defer system.Shutdown()
+	to := entity.Ref{Tenant: "t", Kind: "b", ID: "1"}
+	store := laneStore{lane: &recordv1.Lane{Numbered: 3, Confirmed: 1, Status: recordv1.Lane_PARKED}}
+	r := &relay{
+		rt: &Runtime{system: system}, shard: &shard{store: store}, lanes: map[entity.Ref]*lane{},
+		owner: system.Root.Spawn(actor.PropsFromFunc(func(actor.Context) {})),
+	}
+	l := r.addLane(to, stateOf(store.lane))
+	r.change(&laneChanged{to: to, lane: laneState{numbered: 3, confirmed: 1, status: recordv1.Lane_ACTIVE}})
+	if l.state.status != recordv1.Lane_PARKED || r.open != 0 {
+		t.Errorf("the lane is %v, %d open", l.state.status, r.open)
+	}
+}
+
+// barrierLease counts barriers.
+type barrierLease struct {
+	Lease
+	barriers int
+}
+
+func (l *barrierLease) Barrier(func(error)) { l.barriers++ }
+
+// What waits for a confirmation does not wait for its patience.
+func TestRecordsAreHastened(t *testing.T) {
+	lease := &barrierLease{}
+	r := &relay{lease: lease, shard: &shard{}, cancel: func() {}}
+	l := &lane{}
+	r.hasten()
+	r.decide(l, &decisionOnRow{})
+	if lease.barriers > 0 {
+		t.Errorf("%d barriers for nothing", lease.barriers)
+	}
+	r.records, l.marking = 1, true
+	r.decide(l, &decisionOnRow{})
+	if lease.barriers != 1 {
+		t.Errorf("%d barriers for a decision behind a confirmation, want 1", lease.barriers)
 	}
 }

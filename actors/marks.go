@@ -93,6 +93,7 @@ func (r *relay) marked(m *marked) {
 	r.confirm(l)
 	r.settle(l)
 	r.pump(l)
+	r.tidy(l)
 }
 
 // most is the number of attempts after which a lane is parked.

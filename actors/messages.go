@@ -73,11 +73,16 @@ type (
 	}
 	// endRelay: start nothing new, and answer relayDone when nothing is in flight.
 	endRelay struct{ now bool }
+	// released: the answer to laneMoved.spent. What the activation sends from here on
+	// rests on what the relay said last, so that it may forget the lane.
+	released struct{ to entity.Ref }
 
-	// laneMoved: the relay has changed a lane's record.
+	// laneMoved: the relay has changed a lane's record. spent: it has nothing left to
+	// do in the lane, and would forget it.
 	laneMoved struct {
-		to   entity.Ref
-		lane laneState
+		to    entity.Ref
+		lane  laneState
+		spent bool
 	}
 	// relayIdle: no rows wait. seen counts the messages from the activation that
 	// the relay had taken by then.

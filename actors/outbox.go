@@ -202,9 +202,17 @@ func (a *activation) endRelay(now bool) {
 
 // laneMoved takes in what the relay has changed.
 func (a *activation) laneMoved(m *laneMoved) {
+	if m.spent {
+		a.tellRelay(&released{to: m.to})
+	}
 	l := a.out.lanes[m.to]
 	if l == nil {
 		return // nothing waits in it
+	}
+	if a.out.stops { // the relay takes no more word of what operators change: the store has both
+		if stored, err := a.shard.store.Lane(a.ref, m.to); err == nil && stored != nil {
+			m.lane = stateOf(stored)
+		}
 	}
 	a.out.pending -= int(m.lane.confirmed - l.lane.confirmed)
 	m.lane.numbered = l.lane.numbered // here it is known first

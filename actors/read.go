@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -179,12 +180,16 @@ type versionWait struct {
 	call  *call
 	want  uint64
 	timer *time.Timer
+	stay  func() bool // ends the watch on the caller
 }
 
 // versionWaitMost bounds the wait of a read without a deadline.
 const versionWaitMost = 30 * time.Second
 
-func (w *versionWait) stop() { w.timer.Stop() }
+func (w *versionWait) stop() {
+	w.timer.Stop()
+	w.stay()
+}
 
 // waitForVersion has a read wait. From here on it counts as a wait and not as work
 // in progress.
@@ -205,17 +210,19 @@ func (a *activation) waitForVersion(c *call, want uint64) {
 	}
 	w := &versionWait{call: c, want: want}
 	rt, self := a.rt, a.self
-	w.timer = time.AfterFunc(patience, func() { rt.send(self, w) })
+	over := func() { rt.send(self, w) }
+	w.timer, w.stay = time.AfterFunc(patience, over), context.AfterFunc(c.caller, over)
 	a.waits = append(a.waits, w)
 }
 
-// expire ends a wait that has taken too long.
+// expire ends a wait that has taken too long, or whose caller has left.
 func (a *activation) expire(w *versionWait) {
 	at := slices.Index(a.waits, w)
 	if at < 0 {
 		return // answered already
 	}
 	a.waits = slices.Delete(a.waits, at, at+1)
+	w.stop()
 	w.call.refuse(versionNotReached(a.committed.version, w.want))
 }
 

@@ -66,6 +66,40 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// A read that waits gives its place up when its caller leaves.
+func TestReadWhoseCallerLeaves(t *testing.T) {
+	limits := actors.DefaultLimits()
+	limits.Waits = 1
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) { c.Limits = limits }})
+	e := ref("counter", "a")
+	req := &nodev1.ForwardRequest{Shard: w.shard(e), Tenant: e.Tenant, Call: &nodev1.ForwardRequest_Read{
+		Read: &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: e.Kind, Id: e.ID}, MinVersion: 1},
+	}}
+	for i := range 3 {
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		w.leases[0].hold()
+		go func() {
+			_, err := w.rt.Forward(ctx, req)
+			left <- err
+		}()
+		w.held(0, 1)
+		w.leases[0].release()
+		w.read(e) // answered in turn: the other one waits for its version now
+		_, err := w.rt.Forward(t.Context(), req)
+		wantReason(t, err, entity.Overloaded)
+		leave()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		w.metrics.until(t, func() bool { return w.metrics.get(string(actors.Refused)+" "+string(entity.NotExecuted)) > i })
+	}
+	w.must(e, "1", &num{Value: 1})
+	if _, version := w.read(e); version != 1 {
+		t.Errorf("version %d, want 1", version)
+	}
+}
+
 func TestReadMinVersion(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	e := ref("counter", "a")

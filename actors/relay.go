@@ -33,7 +33,8 @@ type relay struct {
 	ref   entity.Ref
 	owner *actor.PID
 	self  *actor.PID
-	// lanes: all that have had rows in this relay's life. open of them still have.
+	// lanes: all in which there is something to do, and some others. open of them have
+	// rows to send.
 	lanes map[entity.Ref]*lane
 	open  int
 
@@ -119,11 +120,17 @@ func (r *relay) Receive(c actor.Context) {
 				r.resume(l)
 			}
 		}
+	case *released:
+		r.seen++
+		r.idle = false
+		r.forget(m.to)
 	case endRelay:
 		r.ending = true
 		r.stop()
 		if m.now {
 			r.records = 0
+		} else {
+			r.hasten()
 		}
 	case *taken:
 		r.taken(m)
@@ -202,6 +209,9 @@ func (r *relay) change(m *laneChanged) {
 		return // the activation knows, and may know more by the time it hears from here
 	}
 	r.idle = false
+	if stored, err := r.shard.store.Lane(r.ref, m.to); err == nil && stored != nil {
+		m.lane = stateOf(stored) // a decision of this relay may have come behind the change
+	}
 	l := r.lanes[m.to]
 	if l == nil {
 		l = r.addLane(m.to, m.lane)
@@ -230,6 +240,30 @@ func (r *relay) update(l *lane, u *recordv1.LaneUpdate) {
 		return
 	}
 	r.lease.Propose(rec, then)
+}
+
+// hasten has records that may wait go now.
+func (r *relay) hasten() {
+	if r.records > 0 {
+		r.lease.Barrier(func(error) {}) // calls for an entry, which takes along what is queued
+	}
+}
+
+// tidy offers to forget a lane, unless there are few. A source may send to ever new
+// destinations, faster than its relay comes to rest.
+func (r *relay) tidy(l *lane) {
+	if len(r.lanes) > lanesKept && l.spent() && !r.ending {
+		r.tell(&laneMoved{to: l.to, lane: l.state, spent: true})
+	}
+}
+
+// forget drops a lane, unless there is something to do again.
+func (r *relay) forget(to entity.Ref) {
+	if l := r.lanes[to]; l != nil && l.spent() {
+		l.stopTimer() // and makes void a wake that is on its way
+		r.shard.troubles.forget(r, l)
+		delete(r.lanes, to)
+	}
 }
 
 // later pauses a lane.

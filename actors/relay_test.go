@@ -207,6 +207,36 @@ func TestLostDestination(t *testing.T) {
 	}
 }
 
+// A relay that never comes to rest, since one destination is out of reach, forgets the
+// lanes in which nothing is left, and takes them up again.
+func TestMoreDestinationsThanAreKept(t *testing.T) {
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{emitter("a"), kind("b", hooks{}), kind("away", hooks{})}})
+	a := ref("a", "1")
+	w.courier.set(func(req *nodev1.DeliverRequest, deliver deliverFunc) (*nodev1.DeliverResponse, error) {
+		if req.GetRows()[0].GetDestination().GetKind() == "away" {
+			return nil, errors.New("no way")
+		}
+		return deliver()
+	})
+	w.must(a, "away", &text{Value: "away/1"})
+	const destinations, rounds = 200, 4
+	for round := range rounds {
+		for i := range destinations {
+			w.must(a, fmt.Sprint(round, "-", i), &text{Value: fmt.Sprintf("b/%d", i)})
+		}
+		for i := range destinations {
+			w.drained(a, ref("b", fmt.Sprint(i)), uint64(round+1))
+		}
+	}
+	w.courier.set(nil)
+	w.drained(a, ref("away", "1"), 1)
+	for i := range destinations {
+		if value, _ := w.stored(ref("b", fmt.Sprint(i))); value != rounds {
+			t.Errorf("destination %d has applied %d events, want %d", i, value, rounds)
+		}
+	}
+}
+
 func TestPoisonAmongGoodLanes(t *testing.T) {
 	var panics, rejects atomic.Int64
 	w := newWorld(t, worldConfig{shards: 2, kinds: []entity.Definer{

@@ -35,7 +35,7 @@ type State struct {
 }
 
 // Read returns an entity's state or the answer to a query. It retries like
-// Submit. The error is an *[Error], or a *[RejectedError] if the query refuses.
+// Submit. The error is an *[Error]; its reason is INVALID if the query refuses.
 func (c *Client) Read(ctx context.Context, kind, id string, opts ReadOptions) (*State, error) {
 	if err := checkNames(kind, id); err != nil {
 		return nil, err

@@ -136,7 +136,7 @@ func (x *explainer) key(ctx context.Context, ref *recordv1.Ref, key string, seen
 	case recordv1.Outcome_EXECUTED:
 		x.say(0, "Key %q: %s was executed once, accepted %s; it made version %d.", key, k.GetCommandType(), x.ago(k.GetAcceptedAt()), outcome.GetVersion())
 	case recordv1.Outcome_REJECTED:
-		x.say(0, "Key %q: %s was rejected by rule, accepted %s: %s: %s. It has no effect, and every retry gets this answer.",
+		x.say(0, "Key %q: %s was rejected by rule, accepted %s: %s: %s. The state stayed, and every retry gets this answer.",
 			key, k.GetCommandType(), x.ago(k.GetAcceptedAt()), outcome.GetReason(), outcome.GetMessage())
 	case recordv1.Outcome_CANCELLED:
 		x.say(0, "Key %q was cancelled %s: its command will never execute within the key's window.", key, x.ago(k.GetAcceptedAt()))

@@ -30,7 +30,7 @@ func newMeter(registry *prometheus.Registry) *meter {
 	buckets := prometheus.ExponentialBuckets(0.0005, 2, 16)
 	m := &meter{
 		commit: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "writ_commit_seconds", Help: "From the proposal of a record to its verdict: committed and applied here, refused, or unknown.", Buckets: buckets,
+			Name: "writ_commit_seconds", Help: "From the proposal of a record to its verdict: committed and applied here, refused, or unknown. Records that wait for others to share their entry are left out.", Buckets: buckets,
 		}),
 		pending: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "writ_idempotency_pending_age_seconds", Help: "How long an idempotency key was in flight: decided, but its record not yet committed.",
@@ -96,16 +96,17 @@ type meteredLease struct {
 
 // Propose implements actors.Lease.
 func (l *meteredLease) Propose(rec *recordv1.Record, done func(error)) {
-	l.Lease.Propose(rec, l.measured(rec, done))
+	l.Lease.Propose(rec, l.measured(rec, done, true))
 }
 
-// ProposeWithin implements actors.Lease. The patience counts as latency.
+// ProposeWithin implements actors.Lease. How long such a record takes to commit says
+// nothing of the log, and is not measured.
 func (l *meteredLease) ProposeWithin(patience time.Duration, rec *recordv1.Record, done func(error)) {
-	l.Lease.ProposeWithin(patience, rec, l.measured(rec, done))
+	l.Lease.ProposeWithin(patience, rec, l.measured(rec, done, false))
 }
 
-// measured begins to measure a proposal and returns what ends it.
-func (l *meteredLease) measured(rec *recordv1.Record, done func(error)) func(error) {
+// measured returns what takes note of a proposal's verdict.
+func (l *meteredLease) measured(rec *recordv1.Record, done func(error), prompt bool) func(error) {
 	began, keyed := time.Now(), rec.GetCommit().GetKey() != nil
 	_, mark := rec.GetBody().(*recordv1.Record_Lane)
 	if keyed {
@@ -113,7 +114,9 @@ func (l *meteredLease) measured(rec *recordv1.Record, done func(error)) func(err
 	}
 	return func(err error) {
 		took := time.Since(began).Seconds()
-		l.meter.commit.Observe(took)
+		if prompt {
+			l.meter.commit.Observe(took)
+		}
 		if keyed {
 			l.leave()
 			l.meter.pending.Observe(took)

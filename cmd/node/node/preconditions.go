@@ -34,7 +34,7 @@ func promises() []struct {
 		{clauseWindow, "a key is remembered for at least its window, counted in log time from its acceptance"},
 		{clauseReplay, "the first outcome, verbatim and flagged; the same key with another payload is refused"},
 		{clauseDegradation, "fail closed: what cannot be kept is refused, nothing is executed on a guess; held means that nothing is degraded now"},
-		{clauseBoundary, "events between entities are applied once, for ever; effects outside are at least once, with the same id and bytes on every attempt"},
+		{clauseBoundary, "events between entities are applied once, for ever; Writ makes no effects outside itself"},
 	}
 }
 
