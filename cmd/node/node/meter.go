@@ -30,7 +30,7 @@ func newMeter(registry *prometheus.Registry) *meter {
 	buckets := prometheus.ExponentialBuckets(0.0005, 2, 16)
 	m := &meter{
 		commit: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "writ_commit_seconds", Help: "From the proposal of a record to its verdict: committed and applied here, refused, or unknown. Records that wait for others to share their entry are left out.", Buckets: buckets,
+			Name: "writ_commit_seconds", Help: "From the proposal of a record to its verdict: committed and applied here, refused, or unknown. Confirmations that wait for others to share their entry are left out.", Buckets: buckets,
 		}),
 		pending: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "writ_idempotency_pending_age_seconds", Help: "How long an idempotency key was in flight: decided, but its record not yet committed.",
@@ -96,17 +96,17 @@ type meteredLease struct {
 
 // Propose implements actors.Lease.
 func (l *meteredLease) Propose(rec *recordv1.Record, done func(error)) {
-	l.Lease.Propose(rec, l.measured(rec, done, true))
+	l.Lease.Propose(rec, l.measured(rec, done, false))
 }
 
-// ProposeWithin implements actors.Lease. How long such a record takes to commit says
-// nothing of the log, and is not measured.
+// ProposeWithin implements actors.Lease. The patience of a handled event counts as
+// latency. That of a lane's mark is so long that it would say nothing of the log.
 func (l *meteredLease) ProposeWithin(patience time.Duration, rec *recordv1.Record, done func(error)) {
-	l.Lease.ProposeWithin(patience, rec, l.measured(rec, done, false))
+	l.Lease.ProposeWithin(patience, rec, l.measured(rec, done, true))
 }
 
 // measured returns what takes note of a proposal's verdict.
-func (l *meteredLease) measured(rec *recordv1.Record, done func(error), prompt bool) func(error) {
+func (l *meteredLease) measured(rec *recordv1.Record, done func(error), patient bool) func(error) {
 	began, keyed := time.Now(), rec.GetCommit().GetKey() != nil
 	_, mark := rec.GetBody().(*recordv1.Record_Lane)
 	if keyed {
@@ -114,7 +114,7 @@ func (l *meteredLease) measured(rec *recordv1.Record, done func(error), prompt b
 	}
 	return func(err error) {
 		took := time.Since(began).Seconds()
-		if prompt {
+		if !patient || !mark {
 			l.meter.commit.Observe(took)
 		}
 		if keyed {

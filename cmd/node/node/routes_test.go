@@ -90,7 +90,8 @@ func TestReplicaMovedAwayIsForgotten(t *testing.T) {
 	})
 }
 
-// TestEventsAreMeasured covers that commits of events count as the clients' do.
+// TestEventsAreMeasured covers that commits of events count as the clients' do, and
+// that confirmations, which may wait long, do not.
 func TestEventsAreMeasured(t *testing.T) {
 	c := newCluster(t, 1, nil)
 	if _, err := c.client().Submit(t.Context(), "account", "a", "1", eur(1), client.SubmitOptions{}); err != nil {
@@ -104,7 +105,7 @@ func TestEventsAreMeasured(t *testing.T) {
 		t.Fatalf("no %sin\n%s", name, text)
 	}
 	var n float64
-	if _, err := fmt.Sscan(after, &n); err != nil || n < 3 {
-		t.Errorf("%v commits measured (%v), want those of the command, the event and its confirmation", n, err)
+	if _, err := fmt.Sscan(after, &n); err != nil || n != 2 {
+		t.Errorf("%v commits measured (%v), want those of the command and the event", n, err)
 	}
 }
