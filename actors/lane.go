@@ -300,6 +300,8 @@ func (r *relay) result(l *lane, m *sent) {
 	switch {
 	case m.gone && m.job.from <= l.acked: // confirmed while the job was queued
 		l.rewind()
+	case m.gone && r.confirmedSince(l, m.job.from):
+		l.rewind()
 	case m.gone:
 		r.decide(l, &decisionOnRow{sequence: m.job.from, park: true, reason: "the row is gone from the outbox"})
 	case m.wait:
@@ -322,6 +324,19 @@ func (r *relay) result(l *lane, m *sent) {
 			l.apart, l.window = 0, min(l.window+1, windowMost)
 		}
 	}
+}
+
+// confirmedSince reports whether the store says of a row, other than the relay, that
+// it is confirmed, and takes that over.
+func (r *relay) confirmedSince(l *lane, sequence uint64) bool {
+	stored, err := r.shard.store.Lane(r.ref, l.to)
+	if err != nil || stored.GetConfirmed() < sequence {
+		return false
+	}
+	r.set(l, stateOf(stored))
+	l.acked = max(l.acked, stored.GetConfirmed())
+	r.tell(&laneMoved{to: l.to, lane: l.state})
+	return true
 }
 
 // trouble on the way says nothing about the row: it costs time, not an attempt.

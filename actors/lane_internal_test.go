@@ -63,10 +63,10 @@ func TestLanesKept(t *testing.T) {
 func TestRelayForgetsSpentLanes(t *testing.T) {
 	system := actor.NewActorSystem()
 	defer system.Shutdown()
-	offered := make(chan entity.Ref, 4*lanesKept)
+	offered := make(chan *released, 4*lanesKept)
 	owner := system.Root.Spawn(actor.PropsFromFunc(func(c actor.Context) {
 		if m, ok := c.Message().(*laneMoved); ok && m.spent {
-			offered <- m.to
+			offered <- &released{to: m.to, lane: m.lane}
 		}
 	}))
 	r := &relay{rt: &Runtime{system: system}, shard: &shard{}, owner: owner, lanes: map[entity.Ref]*lane{}}
@@ -93,11 +93,14 @@ func TestRelayForgetsSpentLanes(t *testing.T) {
 		"a delivery":                func(l *lane) { l.jobs = 1 },
 		"a decision":                func(l *lane) { l.decision = &decisionOnRow{} },
 		"an update that has failed": func(l *lane) { l.unwell = true },
+		"a later confirmation":      func(l *lane) { l.acked, l.state.numbered, l.state.confirmed = 2, 2, 2 },
+		"another status":            func(l *lane) { l.state.status = recordv1.Lane_PARKED },
 	} {
 		l := &lane{to: to(-1), acked: 1, state: laneState{numbered: 1, confirmed: 1, status: recordv1.Lane_ACTIVE}}
+		offer := &released{to: l.to, lane: l.state}
 		change(l)
 		r.lanes[l.to] = l
-		if r.forget(l.to); r.lanes[l.to] == nil {
+		if r.forget(offer); r.lanes[l.to] == nil {
 			t.Errorf("a lane with %s was forgotten", what)
 		}
 	}
@@ -122,6 +125,34 @@ func TestLastWordOfARelay(t *testing.T) {
 	a.laneMoved(&laneMoved{to: to, lane: laneState{numbered: 3, confirmed: 2, status: recordv1.Lane_PAUSED}})
 	if l := a.out.lanes[to].lane; l != stateOf(store.lane) || a.out.open != 1 || a.out.pending != 1 {
 		t.Errorf("lane %+v, %d open, %d rows pending; want %+v, 1, 1", l, a.out.open, a.out.pending, stateOf(store.lane))
+	}
+}
+
+// A relay that knows less than the store takes up what is confirmed, and parks nothing.
+func TestRowGoneForItIsConfirmed(t *testing.T) {
+	system := actor.NewActorSystem()
+	defer system.Shutdown()
+	to := entity.Ref{Tenant: "t", Kind: "b", ID: "1"}
+	for confirmed, parks := range map[uint64]bool{1: true, 2: false} {
+		r := &relay{
+			rt: &Runtime{system: system}, lanes: map[entity.Ref]*lane{},
+			shard: &shard{store: laneStore{lane: &recordv1.Lane{Numbered: 2, Confirmed: confirmed, Status: recordv1.Lane_ACTIVE}}},
+			owner: system.Root.Spawn(actor.PropsFromFunc(func(actor.Context) {})),
+		}
+		l := r.addLane(to, laneState{numbered: 2, confirmed: 1, status: recordv1.Lane_ACTIVE})
+		r.result(l, &sent{job: &job{lane: l, turn: l.turn, from: 2}, gone: true})
+		if (l.decision != nil) != parks || l.acked != confirmed {
+			t.Errorf("the store has %d confirmed: decision %+v, applied up to %d", confirmed, l.decision, l.acked)
+		}
+	}
+}
+
+// An activation hears of a commit whose rows the store says are confirmed.
+func TestRowsConfirmedBeforeTheirVerdict(t *testing.T) {
+	a := &activation{}
+	a.committedRows(&recordv1.Commit{Rows: []*recordv1.Row{{Destination: toRef(entity.Ref{Tenant: "t", Kind: "b", ID: "1"}), LaneSequence: 1}}})
+	if len(a.out.lanes) > 0 || len(a.out.grown) > 0 {
+		t.Errorf("lanes %v, grown %v", a.out.lanes, a.out.grown)
 	}
 }
 

@@ -73,9 +73,13 @@ type (
 	}
 	// endRelay: start nothing new, and answer relayDone when nothing is in flight.
 	endRelay struct{ now bool }
-	// released: the answer to laneMoved.spent. What the activation sends from here on
-	// rests on what the relay said last, so that it may forget the lane.
-	released struct{ to entity.Ref }
+	// released: the answer to laneMoved.spent, with what that said. What the activation
+	// sends from here on rests on it, so that the relay may forget the lane, unless the
+	// lane has moved on meanwhile.
+	released struct {
+		to   entity.Ref
+		lane laneState
+	}
 
 	// laneMoved: the relay has changed a lane's record. spent: it has nothing left to
 	// do in the lane, and would forget it.

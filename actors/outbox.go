@@ -129,7 +129,11 @@ func (o *outbox) quiet() bool { return o.relay == nil && o.open == 0 }
 func (a *activation) committedRows(commit *recordv1.Commit) {
 	for _, row := range commit.GetRows() {
 		to := fromRef(row.GetDestination())
-		state := a.out.lanes[to].lane
+		l := a.out.lanes[to]
+		if l == nil { // confirmed as well, and the store told that first
+			continue
+		}
+		state := l.lane
 		state.numbered = max(state.numbered, row.GetLaneSequence())
 		a.out.update(to, state)
 		if state.open() && a.out.relay != nil {
@@ -203,13 +207,15 @@ func (a *activation) endRelay(now bool) {
 // laneMoved takes in what the relay has changed.
 func (a *activation) laneMoved(m *laneMoved) {
 	if m.spent {
-		a.tellRelay(&released{to: m.to})
+		a.tellRelay(&released{to: m.to, lane: m.lane})
 	}
 	l := a.out.lanes[m.to]
 	if l == nil {
 		return // nothing waits in it
 	}
-	if a.out.stops { // the relay takes no more word of what operators change: the store has both
+	// The relay that ends takes no more word of what operators change: the store has
+	// both. After the lease's end the store may be the next term's.
+	if a.out.stops && a.phase != revoked {
 		if stored, err := a.shard.store.Lane(a.ref, m.to); err == nil && stored != nil {
 			m.lane = stateOf(stored)
 		}

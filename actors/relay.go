@@ -123,7 +123,7 @@ func (r *relay) Receive(c actor.Context) {
 	case *released:
 		r.seen++
 		r.idle = false
-		r.forget(m.to)
+		r.forget(m)
 	case endRelay:
 		r.ending = true
 		r.stop()
@@ -257,13 +257,17 @@ func (r *relay) tidy(l *lane) {
 	}
 }
 
-// forget drops a lane, unless there is something to do again.
-func (r *relay) forget(to entity.Ref) {
-	if l := r.lanes[to]; l != nil && l.spent() {
-		l.stopTimer() // and makes void a wake that is on its way
-		r.shard.troubles.forget(r, l)
-		delete(r.lanes, to)
+// forget drops a lane, unless there is something to do again, or something was done
+// since it was offered: the activation, which may not have heard of that yet, would
+// have the lane taken up again at a row that is gone.
+func (r *relay) forget(m *released) {
+	l := r.lanes[m.to]
+	if l == nil || !l.spent() || l.state.confirmed != m.lane.confirmed || l.state.status != m.lane.status {
+		return
 	}
+	l.stopTimer() // and makes void a wake that is on its way
+	r.shard.troubles.forget(r, l)
+	delete(r.lanes, m.to)
 }
 
 // later pauses a lane.
