@@ -1,9 +1,11 @@
 package sim_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +43,23 @@ type lease struct {
 type proposed struct {
 	rec  *recordv1.Record // nil: a barrier
 	done func(error)
+	at   time.Duration // of the lease
+}
+
+// order is the one in which an entry has what was proposed at one instant: by entity,
+// an entity's decisions before its relay's lanes. Whose goroutine came first is Go's
+// choice, and would make another history of a seed.
+func order(a, b proposed) int {
+	lane := func(p proposed) int {
+		if p.rec.GetLane() != nil {
+			return 1
+		}
+		return 0
+	}
+	name := func(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }
+	of := func(p proposed) string { return name(cmp.Or(p.rec.GetCommit().GetEntity(), p.rec.GetLane().GetSource())) }
+	to := func(p proposed) string { return name(p.rec.GetLane().GetDestination()) }
+	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(of(a), of(b)), cmp.Compare(lane(a), lane(b)), cmp.Compare(to(a), to(b)))
 }
 
 // flight is an entry on its way.
@@ -74,14 +93,14 @@ func (l *lease) Load() (records, bytes int) {
 
 func (l *lease) Propose(rec *recordv1.Record, done func(error)) {
 	rec.Epoch, rec.Term = 1, l.term
-	l.add(proposed{rec, done})
+	l.add(proposed{rec, done, time.Since(l.began)})
 }
 
 func (l *lease) ProposeWithin(_ time.Duration, rec *recordv1.Record, done func(error)) {
 	l.Propose(rec, done)
 }
 
-func (l *lease) Barrier(done func(error)) { l.add(proposed{nil, done}) }
+func (l *lease) Barrier(done func(error)) { l.add(proposed{nil, done, time.Since(l.began)}) }
 
 func (l *lease) add(p proposed) {
 	l.mu.Lock()
@@ -115,7 +134,9 @@ func (l *lease) run() {
 		select {
 		case <-l.more:
 		case <-l.ctx.Done():
-			return
+		}
+		if isClosed(l.ctx.Done()) {
+			return // whatever else is ready: Go would choose
 		}
 		if l.empty() {
 			continue // what has rung was taken along with the batch before
@@ -135,6 +156,7 @@ func (l *lease) run() {
 			// A processor that has other things to do: terms pass meanwhile.
 			wait(l.peer.closed, l.peer.world.span(l.dice, 300*time.Millisecond))
 		}
+		slices.SortStableFunc(batch, order)
 		if len(batch) > 0 {
 			l.sent <- l.launch(batch)
 		}

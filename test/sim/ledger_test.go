@@ -72,7 +72,7 @@ func (l *ledger) applied(p *peer, e entry, results []error) {
 		return
 	}
 	l.facts[e.index] = now
-	p.world.note("shard %d applies %d of term %d", p.shard, e.index, e.term)
+	p.world.note("shard %d applies %d of term %d: %016x", p.shard, e.index, e.term, now.entry)
 	content := &recordv1.Entry{}
 	if err := proto.Unmarshal(e.data, content); err != nil {
 		p.fail("entry %d: %v", e.index, err)
