@@ -57,7 +57,9 @@ func order(a, b proposed) int {
 		return 0
 	}
 	name := func(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }
-	of := func(p proposed) string { return name(cmp.Or(p.rec.GetCommit().GetEntity(), p.rec.GetLane().GetSource())) }
+	of := func(p proposed) string {
+		return name(cmp.Or(p.rec.GetCommit().GetEntity(), p.rec.GetLane().GetSource()))
+	}
 	to := func(p proposed) string { return name(p.rec.GetLane().GetDestination()) }
 	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(of(a), of(b)), cmp.Compare(lane(a), lane(b)), cmp.Compare(to(a), to(b)))
 }
