@@ -150,6 +150,9 @@ func (a *activation) load() error {
 		return err
 	}
 	a.committed, a.sequence = a.current, rec.GetSourceSequence()
+	if !rec.GetDeleted() {
+		a.weigh(len(rec.GetState().GetData()))
+	}
 	if a.sequence == 0 {
 		return nil // has never emitted: no lanes
 	}
@@ -159,6 +162,11 @@ func (a *activation) load() error {
 	}
 	a.out.load(lanes)
 	return nil
+}
+
+// weigh notes the size of the state, encoded, which stands for what it takes in memory.
+func (a *activation) weigh(size int) {
+	a.shard.states.Add(int64(size) - a.entry.bytes.Swap(int64(size)))
 }
 
 // decodeState is the state of an entity's record; rec may be nil, def as well.

@@ -383,21 +383,20 @@ func (a *activation) finish(c *call, s *submit, key *recordv1.Key, result *recor
 }
 
 // undecided answers a command that left no record: its handler failed, or made
-// too much. A failed handler costs the activation, and its caller hears it at
-// once, but not what happened: that may be nobody's business and stands in the
-// log. A size depends on the state before it.
+// too much, both of the state before it. A failed handler costs the activation, and
+// its caller hears of it, but not what happened: that may be nobody's business and
+// stands in the log.
 func (a *activation) undecided(c *call, err error, span trace.Span) {
 	endSpan(span, err)
 	if failed, ok := errors.AsType[*handlerError](err); ok {
 		a.breakOff()
-		c.refuse(entity.Errorf(entity.HandlerPanic, "the command's handler %s: nothing was stored; see the log of node %s", failed.how, a.rt.cfg.Node))
-		return
+		err = entity.Errorf(entity.HandlerPanic, "the command's handler %s: nothing was stored; see the log of node %s", failed.how, a.rt.cfg.Node)
 	}
 	a.refuseForGood(c, err)
 }
 
-// refuseForGood is the refusal of a command that no retry would change, so that its
-// client sends another one. It waits until what it rests on is committed and the
+// refuseForGood is the refusal of a command of which the client is told that nothing
+// was executed under its key, so that it may send another one. It waits until what it rests on is committed and the
 // lease is known to hold: under another leader the key may have been executed.
 func (a *activation) refuseForGood(c *call, err error) {
 	a.barrier(func(earlier error) {

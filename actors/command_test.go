@@ -289,8 +289,8 @@ func TestHandlerFails(t *testing.T) {
 	}
 }
 
-// A panic costs its caller a prompt answer; what is in flight before it commits,
-// and what comes after it runs on state read anew.
+// A panic is answered as soon as what is in flight before it has committed: only then
+// is it known that nothing is stored. What comes after it runs on state read anew.
 func TestPanicAmongOthers(t *testing.T) {
 	w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("counter", hooks{command: func(*entity.Context, *num, string) error {
 		panic("no")
@@ -299,13 +299,13 @@ func TestPanicAmongOthers(t *testing.T) {
 	w.leases[0].hold()
 	before := w.later(submitted{ref: e, key: "before", command: &num{Value: 1}})
 	w.held(0, 1)
-	_, err := w.submit(submitted{ref: e, key: "panic", command: &text{}})
-	wantReason(t, err, entity.HandlerPanic)
+	panics := w.later(submitted{ref: e, key: "panic", command: &text{}})
 	after := w.later(submitted{ref: e, key: "after", command: &num{Value: 1}})
 	w.must2(ref("counter", "b"), w.leases[0])
 	if r := <-before; r.err != nil {
 		t.Error(r.err)
 	}
+	wantReason(t, (<-panics).err, entity.HandlerPanic)
 	if r := <-after; r.err != nil || unpack(t, r.answer.GetReply()) != 2 {
 		t.Errorf("%v, %v", r.answer, r.err)
 	}
@@ -322,6 +322,19 @@ func TestPanicAmongOthers(t *testing.T) {
 	if value, _ := w.read(e); value != 22 {
 		t.Errorf("value %d", value)
 	}
+}
+
+// A leader whose lease ends cannot know that nothing is stored: its successor may have
+// executed the key.
+func TestPanicWithoutLease(t *testing.T) {
+	w := newWorld(t, worldConfig{kinds: []entity.Definer{kind("counter", hooks{command: func(*entity.Context, *num, string) error {
+		panic("no")
+	}})}})
+	w.leases[0].hold()
+	panics := w.later(submitted{ref: ref("counter", "a"), key: "panic", command: &text{}})
+	w.held(0, 1)
+	w.leases[0].end(nil)
+	wantReason(t, (<-panics).err, entity.NotExecuted)
 }
 
 // must2 submits to another entity of a held shard and lets everything go.

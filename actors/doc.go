@@ -38,8 +38,8 @@
 // # Failures
 //
 // A handler that panics, or that returns an error that is not a rejection, or
-// whose result is not valid, costs its caller HANDLER_PANIC at once; nothing is
-// stored and the next command runs on state read anew. The same handler called
+// whose result is not valid, costs its caller HANDLER_PANIC; nothing is stored, as
+// a barrier confirms, and the next command runs on state read anew. The same handler called
 // for an event refuses the row, which its source counts. A record whose fate is
 // unknown is OUTCOME_UNKNOWN; the same key tells later what became of it.
 //

@@ -48,6 +48,8 @@ type entry struct {
 	events gauge
 	// relays is set by the activation while it has a relay.
 	relays atomic.Bool
+	// bytes of its encoded state, as the activation knows them.
+	bytes atomic.Int64
 
 	// The rest belongs to the gate.
 	state    entryState
@@ -298,6 +300,7 @@ func (g *gate) buried(c actor.Context, who *actor.PID) {
 		return
 	}
 	delete(g.children, who.Id)
+	g.shard.states.Add(-e.bytes.Load())
 	if e.starting {
 		g.started(c, e)
 	}

@@ -251,6 +251,14 @@ func (a *activation) advance(p *proposal) {
 	a.sequence += uint64(len(p.commit.GetRows()))
 	a.out.number(p.commit.GetRows())
 	a.proposedTimers(p)
+	if p.commit.GetTombstone() {
+		a.weigh(0)
+	}
+	for _, m := range p.commit.GetMutations() {
+		if m.GetBucket() == recordv1.Bucket_STATE {
+			a.weigh(len(m.GetValue().GetData()))
+		}
+	}
 	a.propose(&recordv1.Record{Body: &recordv1.Record_Commit{Commit: p.commit}}, p)
 }
 

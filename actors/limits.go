@@ -39,6 +39,11 @@ type Limits struct {
 	ShardBytes  int64
 	EntityCalls int
 	EntityBytes int64
+	// Activations, ActivationBytes: how many entities of one shard stay in memory
+	// unused, and the encoded bytes of their states. Above either those end that have
+	// been unused for longest; one that has work or events on their way does not.
+	Activations     int
+	ActivationBytes int64
 	// Waits is the number of reads that wait for a version in one shard. They are
 	// counted apart, so that they never keep a command out.
 	Waits int
@@ -51,25 +56,27 @@ type Limits struct {
 // DefaultLimits fit a node that carries messages of up to 16 MiB.
 func DefaultLimits() Limits {
 	return Limits{
-		Command:       4 << 20,
-		State:         4 << 20,
-		Event:         4 << 20,
-		Reply:         4 << 20,
-		Rows:          1_000,
-		Timers:        1_000,
-		Record:        12 << 20,
-		Name:          255,
-		Key:           255,
-		Text:          2 << 10,
-		Hops:          64,
-		Outbox:        100_000,
-		ShardCalls:    16_384,
-		ShardBytes:    64 << 20,
-		EntityCalls:   2_048,
-		EntityBytes:   16 << 20,
-		Waits:         1_024,
-		Proposals:     65_536,
-		ProposalBytes: 64 << 20,
+		Command:         4 << 20,
+		State:           4 << 20,
+		Event:           4 << 20,
+		Reply:           4 << 20,
+		Rows:            1_000,
+		Timers:          1_000,
+		Record:          12 << 20,
+		Name:            255,
+		Key:             255,
+		Text:            2 << 10,
+		Hops:            64,
+		Outbox:          100_000,
+		ShardCalls:      16_384,
+		ShardBytes:      64 << 20,
+		EntityCalls:     2_048,
+		EntityBytes:     16 << 20,
+		Activations:     16_384,
+		ActivationBytes: 64 << 20,
+		Waits:           1_024,
+		Proposals:       65_536,
+		ProposalBytes:   64 << 20,
 	}
 }
 
@@ -96,6 +103,8 @@ func (l Limits) Validate() error {
 		{"ShardBytes", l.ShardBytes},
 		{"EntityCalls", int64(l.EntityCalls)},
 		{"EntityBytes", l.EntityBytes},
+		{"Activations", int64(l.Activations)},
+		{"ActivationBytes", l.ActivationBytes},
 		{"Waits", int64(l.Waits)},
 		{"Proposals", int64(l.Proposals)},
 		{"ProposalBytes", int64(l.ProposalBytes)},

@@ -21,20 +21,19 @@ func (g *gate) touch(e *entry) {
 	g.used.MoveToBack(e.place)
 }
 
-// sweep asks idle activations to end.
+// sweep asks activations to end that are idle: all that have been unused for long,
+// and of the others the longest unused ones if there are more than the limits allow.
 func (g *gate) sweep() {
-	oldest := g.now.Add(-g.rt.cfg.Passivation)
-	for {
-		front := g.used.Front()
-		if front == nil {
-			return
-		}
-		e := front.Value.(*entry)
-		if e.usedAt.After(oldest) {
+	oldest, limits := g.now.Add(-g.rt.cfg.Passivation), g.rt.cfg.Limits
+	tooMany, tooLarge := len(g.entries)-limits.Activations, g.shard.states.Load()-limits.ActivationBytes
+	for range g.used.Len() {
+		e := g.used.Front().Value.(*entry)
+		if e.usedAt.After(oldest) && tooMany <= 0 && tooLarge <= 0 {
 			return
 		}
 		g.touch(e) // whatever it answers, it has its turn only once
 		if e.state == serving && e.calls.items.Load() == 0 && e.events.items.Load() == 0 {
+			tooMany, tooLarge = tooMany-1, tooLarge-e.bytes.Load()
 			g.retire(e)
 		}
 	}

@@ -43,10 +43,11 @@ type shard struct {
 	number uint32
 	store  Store
 	gate   *actor.PID
-	calls  gauge // client calls in progress
-	events gauge // deliveries in progress
-	waits  gauge // reads that wait for a version
-	timers gauge // timers that fire
+	calls  gauge        // client calls in progress
+	events gauge        // deliveries in progress
+	waits  gauge        // reads that wait for a version
+	timers gauge        // timers that fire
+	states atomic.Int64 // encoded bytes of the states in memory
 	// crowded is written by the gate and read by the front door.
 	crowded crowded
 	// troubles is written by relays and read for operators.

@@ -292,6 +292,48 @@ func TestPassivation(t *testing.T) {
 	}
 }
 
+// More entities than may stay in memory, or larger ones: those end that have been
+// unused for longest.
+func TestMoreThanMayLive(t *testing.T) {
+	note := entity.NewKind[*text]("note")
+	entity.Handle(note, func(_ *entity.Context, s, cmd *text) (*text, error) {
+		s.Value = cmd.GetValue()
+		return s, nil
+	})
+	const entities, most = 50, 10
+	for _, test := range []struct {
+		name   string
+		change func(*actors.Limits)
+	}{
+		{"count", func(l *actors.Limits) { l.Activations = most }},
+		{"bytes", func(l *actors.Limits) { l.ActivationBytes = most * 1010 }}, // a state is 1,000 bytes and a few
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			limits := actors.DefaultLimits()
+			test.change(&limits)
+			w := newWorld(t, worldConfig{
+				kinds:  []entity.Definer{note},
+				change: func(c *actors.Config) { c.Limits, c.Passivation = limits, 80*time.Hour }, // a tick is a second
+			})
+			id := func(i int) entity.Ref { return ref("note", fmt.Sprint(i)) }
+			for i := range entities {
+				w.must(id(i), "k", &text{Value: strings.Repeat("x", 1000)})
+			}
+			w.metrics.until(t, func() bool { return w.metrics.get("activations")-w.metrics.get("passivations") == most })
+			for i := entities - most; i < entities; i++ {
+				w.must(id(i), "k", &text{Value: strings.Repeat("x", 1000)}) // replayed
+			}
+			if n := w.metrics.get("activations"); n != entities {
+				t.Errorf("the last %d entities to be used have been passivated, the others not: %d activations of %d entities", most, n, entities)
+			}
+			w.must(id(0), "k2", &text{Value: "y"})
+			if n := w.metrics.get("activations"); n != entities+1 {
+				t.Errorf("%d activations, want %d: the first entity was not passivated, or another one too", n, entities+1)
+			}
+		})
+	}
+}
+
 // Work in the mailbox is activity, and rows in the outbox are too.
 func TestBusyIsNotIdle(t *testing.T) {
 	free := make(chan struct{})
