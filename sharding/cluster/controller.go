@@ -38,7 +38,7 @@ type ControllerConfig struct {
 	Meta      Meta
 	Members   MetaMembers
 	Directory Directory
-	Reporter  Reporter
+	Reporter  NodeReporter
 	Logger    *slog.Logger
 }
 

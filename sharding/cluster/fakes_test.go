@@ -38,6 +38,7 @@ type fakeNode struct {
 	up         bool
 	reads      uint32                  // newest format
 	low        bool                    // its disk is
+	deaf       bool                    // its Raft port is out of reach
 	replicas   map[uint32]*fakeReplica // open
 	kept       map[uint32]*fakeReplica // on disk since the last run, not open yet
 	controller *Controller
@@ -350,6 +351,21 @@ func (n *fakeNode) Shards(_ context.Context, node string) ([]*nodev1.ShardStatus
 		return to.Statuses(), nil
 	}
 	return nil, errLink
+}
+
+// Report implements NodeReporter.
+func (n *fakeNode) Report(ctx context.Context, node string) (*nodev1.ReportResponse, error) {
+	list, err := n.Shards(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	report := &nodev1.ReportResponse{Shards: list}
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if to := n.w.nodes[node]; !to.deaf && slices.Contains(slices.Concat(n.w.meta.voters, n.w.meta.learners), to.server(MetaGeneration)) {
+		report.MetaLeader, report.MetaVersion = n.w.meta.leader.Node, n.w.state.GetVersion()
+	}
+	return report, nil
 }
 
 // Open implements Replicas.

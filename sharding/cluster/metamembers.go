@@ -19,8 +19,12 @@ func (c *Controller) tendMembers(ctx context.Context, state *nodev1.MetaState, s
 	}
 	step := nextMemberStep(memberView{
 		self: c.config.Node, voters: voters, learners: learners, nodes: state.GetNodes(),
-		here:  func(s Server) bool { return c.alive(s.Node, s.Incarnation) },
-		dead:  func(s Server) bool { return seen.dead[s.Node] },
+		here: func(s Server) bool { return c.alive(s.Node, s.Incarnation) },
+		dead: func(s Server) bool { return seen.dead[s.Node] },
+		follows: func(s Server) bool {
+			own := seen.meta[s.Node]
+			return own.leader == c.config.Node && own.version >= state.GetVersion()
+		},
 		holds: func(node string) bool { return len(seen.reports[node]) > 0 || placed(state, node) },
 	})
 	var err error
@@ -96,13 +100,17 @@ type memberView struct {
 	nodes            map[string]*nodev1.NodeEntry
 	here             func(Server) bool      // alive now
 	dead             func(Server) bool      // out of reach for longer than the grace time
+	follows          func(Server) bool      // says that it has what this leader has
 	holds            func(node string) bool // still has, or should have, replicas
 }
 
 // nextMemberStep decides the next change of the meta group's configuration. In
 // order: out with incarnations that are no more (their node's name is free for
 // the new one only then), in with nodes that are missing, votes up to the limit,
-// and the vote of a dead node for a living learner.
+// and the vote of a dead node for a living learner. A learner gets its vote when it
+// has followed: gossip may reach a node that Raft does not, and its vote would count
+// against everyone else's. Votes of dead nodes go also without a learner, if the
+// living ones can then lose one node more.
 func nextMemberStep(v memberView) memberStep {
 	for _, s := range slices.Concat(v.learners, v.voters) {
 		if v.gone(s) && v.mayRemove(s) {
@@ -115,12 +123,12 @@ func nextMemberStep(v memberView) memberStep {
 			return memberStep{memberAdd, s}
 		}
 	}
-	learner := slices.IndexFunc(v.learners, func(s Server) bool { return v.here(s) && !v.gone(s) })
-	if learner < 0 {
-		return memberStep{}
-	}
-	if len(v.voters) < MetaVotersMax {
+	learner := slices.IndexFunc(v.learners, func(s Server) bool { return v.here(s) && !v.gone(s) && v.follows(s) })
+	if learner >= 0 && len(v.voters) < MetaVotersMax {
 		return memberStep{memberPromote, v.learners[learner]}
+	}
+	if learner < 0 && !v.deadWeigh() {
+		return memberStep{}
 	}
 	for _, s := range v.voters {
 		if v.dead(s) && v.mayRemove(s) {
@@ -128,6 +136,19 @@ func nextMemberStep(v memberView) memberStep {
 		}
 	}
 	return memberStep{}
+}
+
+// deadWeigh reports whether the living voters alone could lose more of them than they
+// can together with the dead ones. Where they could not, as two of three, a dead node
+// may still come back with what it had, and keeps its vote.
+func (v memberView) deadWeigh() bool {
+	living := 0
+	for _, s := range v.voters {
+		if !v.dead(s) {
+			living++
+		}
+	}
+	return living/2 < len(v.voters)/2
 }
 
 // named reports whether any incarnation of a node is in the configuration.

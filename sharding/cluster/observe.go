@@ -14,9 +14,16 @@ import (
 // observation is what the leader of the meta group sees at one moment.
 type observation struct {
 	reports map[string][]*nodev1.ShardStatus // by node; nodes that did not answer are missing
+	meta    map[string]metaReport            // by node, in the same way
 	dead    map[string]bool                  // out of reach for longer than the grace time
 	broken  map[uint64]bool                  // generations of replicas in quarantine
 	sick    map[string]bool                  // nodes whose replicas break again and again
+}
+
+// metaReport is what a node says of its replica of the meta group.
+type metaReport struct {
+	leader  string
+	version uint64 // of the state
 }
 
 // observer remembers what one look does not show. It starts anew with every
@@ -56,7 +63,7 @@ func (o *observer) forget() {
 func (o *observer) look(ctx context.Context, c ControllerConfig, state *nodev1.MetaState) *observation {
 	nodes := allNodes(state)
 	members := c.Directory.Members()
-	answers := make([][]*nodev1.ShardStatus, len(nodes))
+	answers := make([]*nodev1.ReportResponse, len(nodes))
 	answered := make([]bool, len(nodes))
 	each(len(nodes), func(i int) {
 		timeout := callTimeout
@@ -65,13 +72,17 @@ func (o *observer) look(ctx context.Context, c ControllerConfig, state *nodev1.M
 		}
 		callCtx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
-		list, err := c.Reporter.Shards(callCtx, nodes[i].Name)
-		answers[i], answered[i] = list, err == nil
+		answer, err := c.Reporter.Report(callCtx, nodes[i].Name)
+		answers[i], answered[i] = answer, err == nil
 	})
-	seen := &observation{reports: map[string][]*nodev1.ShardStatus{}, dead: map[string]bool{}, broken: map[uint64]bool{}, sick: map[string]bool{}}
+	seen := &observation{
+		reports: map[string][]*nodev1.ShardStatus{}, meta: map[string]metaReport{},
+		dead: map[string]bool{}, broken: map[uint64]bool{}, sick: map[string]bool{},
+	}
 	for i, n := range nodes {
 		if answered[i] {
-			seen.reports[n.Name] = answers[i]
+			seen.reports[n.Name] = answers[i].GetShards()
+			seen.meta[n.Name] = metaReport{answers[i].GetMetaLeader(), answers[i].GetMetaVersion()}
 		}
 		gossip := slices.IndexFunc(members, func(m Member) bool { return m.Name == n.Name && m.Alive })
 		alive := gossip >= 0 && members[gossip].Incarnation == n.Incarnation
@@ -196,9 +207,11 @@ func (seen *observation) phase(p *nodev1.ShardPlacement) sharding.Phase {
 		}
 		// A node has one vote at most, so a replica that knows the leader and has
 		// the right generation is the one that votes. One that does not answer
-		// voted when its node was last here.
+		// voted when its node was last here. One that has failed hears no leader, and
+		// would keep all other shards from moving until somebody mends its node.
 		own := seen.report(r.GetNode(), p.GetShard())
-		if own != nil && (own.GetReplicaGeneration() != r.GetGeneration() || own.GetLeader() == "") {
+		deaf := own.GetLeader() == "" && own.GetState() != stateFailed
+		if own != nil && (own.GetReplicaGeneration() != r.GetGeneration() || deaf) {
 			return sharding.Moving
 		}
 	}

@@ -56,6 +56,11 @@ type Reporter interface {
 	Shards(ctx context.Context, node string) ([]*nodev1.ShardStatus, error)
 }
 
+// NodeReporter asks another node about all its replicas, that of the meta group too.
+type NodeReporter interface {
+	Report(ctx context.Context, node string) (*nodev1.ReportResponse, error)
+}
+
 // Meta is this node's replica of the meta group.
 type Meta interface {
 	// State is the content as applied here, never nil, never changed.

@@ -78,13 +78,20 @@ func TestNextMemberStep(t *testing.T) {
 		}
 		return m
 	}
-	six := nodes(entry("a", active), entry("b", active), entry("c", active), entry("d", active), entry("e", active), entry("f", active))
+	first := func(n int) map[string]*nodev1.NodeEntry {
+		var list []*nodev1.NodeEntry
+		for _, node := range "abcdef"[:n] {
+			list = append(list, entry(string(node), active))
+		}
+		return nodes(list...)
+	}
+	six := first(6)
 	m := func(node string) Server { return server(node, MetaGeneration) }
 	old := Server{"b", "before", MetaGeneration}
 	for name, x := range map[string]struct {
 		voters, learners string // names
 		nodes            map[string]*nodev1.NodeEntry
-		away, dead       string
+		away, dead, deaf string
 		holds            string
 		extra            []Server // voters of other incarnations
 		want             memberStep
@@ -94,6 +101,12 @@ func TestNextMemberStep(t *testing.T) {
 		"add":                                {voters: "a", nodes: nodes(entry("a", active), entry("b", active)), want: memberStep{memberAdd, m("b")}},
 		"not while it is away":               {voters: "a", nodes: nodes(entry("a", active), entry("b", active)), away: "b"},
 		"promote":                            {voters: "a", learners: "b", nodes: nodes(entry("a", active), entry("b", active)), want: memberStep{memberPromote, m("b")}},
+		"not before it has followed":         {voters: "a", learners: "b", nodes: nodes(entry("a", active), entry("b", active)), deaf: "b"},
+		"nor another for it":                 {voters: "abcde", learners: "f", nodes: six, away: "c", dead: "c", deaf: "f"},
+		"two of five are dead":               {voters: "abcde", nodes: first(5), away: "de", dead: "de", want: memberStep{memberRemove, m("d")}},
+		"one of four is dead":                {voters: "abcd", nodes: first(4), away: "d", dead: "d", want: memberStep{memberRemove, m("d")}},
+		"one of five may come back":          {voters: "abcde", nodes: first(5), away: "e", dead: "e"},
+		"one of three may come back":         {voters: "abc", nodes: first(3), away: "c", dead: "c"},
 		"five votes are enough":              {voters: "abcde", learners: "f", nodes: six},
 		"a dead voter makes room":            {voters: "abcde", learners: "f", nodes: six, away: "c", dead: "c", want: memberStep{memberRemove, m("c")}},
 		"not for a dead learner":             {voters: "abcde", learners: "f", nodes: six, away: "cf", dead: "cf"},
@@ -117,6 +130,7 @@ func TestNextMemberStep(t *testing.T) {
 		}
 		v.here = func(s Server) bool { return !strings.Contains(x.away, s.Node) && s.Incarnation == "i"+s.Node }
 		v.dead = func(s Server) bool { return strings.Contains(x.dead, s.Node) }
+		v.follows = func(s Server) bool { return v.here(s) && !strings.Contains(x.deaf, s.Node) }
 		v.holds = func(node string) bool { return strings.Contains(x.holds, node) }
 		if got := nextMemberStep(v); got != x.want {
 			t.Errorf("%s: got %v, want %v", name, got, x.want)

@@ -252,6 +252,55 @@ func TestDeadNodeIsReplacedAfterGraceOnly(t *testing.T) {
 	})
 }
 
+// Two of five nodes die for good, one after the other, and later a third one: each
+// time the living ones are enough for every shard, and for the meta group.
+func TestDeadVotersGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...))
+		w.add("n5", "", config(three...))
+		w.settle("five")
+		for _, name := range []string{"n4", "n5"} {
+			w.nodes[name].stop()
+			w.rounds(60)
+			w.settle(name + " is dead")
+		}
+		if len(w.meta.voters) != 3 {
+			t.Errorf("the meta group has %v", w.meta.voters)
+		}
+		w.nodes["n1"].stop()
+		w.rounds(20)
+		if w.meta.leader == (Server{}) {
+			t.Error("the meta group has no leader, though two of three live")
+		}
+		for _, name := range []string{"n1", "n4", "n5"} {
+			w.nodes[name].start("", config(three...))
+		}
+		w.settle("all are back")
+		if len(w.meta.voters) != 5 {
+			t.Errorf("the meta group has %v", w.meta.voters)
+		}
+	})
+}
+
+// Gossip reaches a node that Raft does not: with a vote it would stop a group of two,
+// and weigh on a group of three.
+func TestNoVoteForWhoDoesNotFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...)).deaf = true
+		w.rounds(60)
+		if len(w.meta.voters) != 3 || len(w.meta.learners) != 1 {
+			t.Errorf("meta group: %v, %v", w.meta.voters, w.meta.learners)
+		}
+		w.nodes["n4"].deaf = false
+		w.settle("n4 hears")
+		if len(w.meta.voters) != 4 {
+			t.Errorf("meta group: %v, %v", w.meta.voters, w.meta.learners)
+		}
+	})
+}
+
 func TestNewMetaLeaderGivesTheFullGraceTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := threeServing(t)
@@ -470,6 +519,34 @@ func TestFailedReplicaThatStaysIsNotOpened(t *testing.T) {
 		w.settle("it is another failure")
 		if text := n.log.String(); !strings.Contains(text, "a failed replica is opened anew") {
 			t.Errorf("the log does not say that it was opened:\n%s", text)
+		}
+	})
+}
+
+// A node whose replicas have all failed waits for somebody to mend it. Meanwhile what
+// another node's death took is replaced.
+func TestFailedReplicasHoldNothingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := threeServing(t)
+		w.add("n4", "", config(three...))
+		w.add("n5", "", config(three...))
+		w.settle("five")
+		if len(w.nodes["n5"].replicas) < 3 {
+			t.Fatalf("n5 has %d replicas: as many shards may be moving at once", len(w.nodes["n5"].replicas))
+		}
+		for _, r := range w.nodes["n5"].replicas {
+			r.failed, r.newer = true, true
+		}
+		w.nodes["n4"].stop()
+		w.rounds(200)
+		left := slices.DeleteFunc(slices.Clone(w.state.GetShards()), func(p *nodev1.ShardPlacement) bool {
+			on := func(node string) bool {
+				return slices.ContainsFunc(p.GetReplicas(), func(r *nodev1.ReplicaPlacement) bool { return r.GetNode() == node })
+			}
+			return !on("n4") || on("n5") // with both gone, a shard has no quorum
+		})
+		if len(left) > 0 {
+			t.Errorf("not replaced on n4: %v", left)
 		}
 	})
 }

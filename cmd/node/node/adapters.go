@@ -98,7 +98,7 @@ func (c control) Report(context.Context, *nodev1.ReportRequest) (*nodev1.ReportR
 	if p == nil {
 		return nil, errNotFormed()
 	}
-	return &nodev1.ReportResponse{Shards: p.statuses()}, nil
+	return p.report(), nil
 }
 
 // TransferLeadership implements gateway.Control.
@@ -141,15 +141,16 @@ type reporter struct{ node *Node }
 
 // Shards implements cluster.Reporter.
 func (r reporter) Shards(ctx context.Context, node string) ([]*nodev1.ShardStatus, error) {
-	if node == r.node.cfg.ID {
-		p := r.node.parts()
-		if p == nil {
-			return nil, errNotFormed()
-		}
-		return p.statuses(), nil
-	}
-	res, err := r.node.peers.Report(ctx, node, &nodev1.ReportRequest{ClusterId: r.node.clusterID()})
+	res, err := r.Report(ctx, node)
 	return res.GetShards(), err
+}
+
+// Report implements cluster.NodeReporter.
+func (r reporter) Report(ctx context.Context, node string) (*nodev1.ReportResponse, error) {
+	if node == r.node.cfg.ID {
+		return control{r.node}.Report(ctx, nil)
+	}
+	return r.node.peers.Report(ctx, node, &nodev1.ReportRequest{ClusterId: r.node.clusterID()})
 }
 
 // replicas opens and drops replicas together with their gates.
@@ -285,7 +286,12 @@ func (p *parts) unfit() (state, reason string) {
 	return "", ""
 }
 
-// statuses describes the local replicas.
+// report describes the local replicas, that of the meta group too.
+func (p *parts) report() *nodev1.ReportResponse {
+	return &nodev1.ReportResponse{Shards: p.statuses(), MetaLeader: p.meta.Leader(), MetaVersion: p.meta.State().GetVersion()}
+}
+
+// statuses describes the local replicas of shards.
 func (p *parts) statuses() []*nodev1.ShardStatus {
 	var list []*nodev1.ShardStatus
 	state, reason := p.unfit()

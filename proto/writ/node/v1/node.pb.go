@@ -1121,7 +1121,7 @@ func (x *ReplicaStatusResponse) GetHash() []byte {
 	return nil
 }
 
-// ReportRequest asks a node about its replicas.
+// ReportRequest asks a node about its replicas of shards and of the meta group.
 type ReportRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1168,8 +1168,12 @@ func (x *ReportRequest) GetClusterId() string {
 
 // ReportResponse lists them.
 type ReportResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Shards        []*ShardStatus         `protobuf:"bytes,1,rep,name=shards,proto3" json:"shards,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Shards []*ShardStatus         `protobuf:"bytes,1,rep,name=shards,proto3" json:"shards,omitempty"`
+	// Whom the replica of the meta group follows, empty for nobody, and the version of
+	// the MetaState that it has applied.
+	MetaLeader    string `protobuf:"bytes,2,opt,name=meta_leader,json=metaLeader,proto3" json:"meta_leader,omitempty"`
+	MetaVersion   uint64 `protobuf:"varint,3,opt,name=meta_version,json=metaVersion,proto3" json:"meta_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1209,6 +1213,20 @@ func (x *ReportResponse) GetShards() []*ShardStatus {
 		return x.Shards
 	}
 	return nil
+}
+
+func (x *ReportResponse) GetMetaLeader() string {
+	if x != nil {
+		return x.MetaLeader
+	}
+	return ""
+}
+
+func (x *ReportResponse) GetMetaVersion() uint64 {
+	if x != nil {
+		return x.MetaVersion
+	}
+	return 0
 }
 
 // TransferLeadershipRequest asks the leader of a shard to hand over.
@@ -4386,10 +4404,13 @@ func (x *LookupLanesResponse) GetLanes() []*AuditLane {
 // ExchangeCrashesRequest tells another node what was in hand when processes of
 // the caller ended, and how often.
 type ExchangeCrashesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Crashes       map[string]uint32      `protobuf:"bytes,3,rep,name=crashes,proto3" json:"crashes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Node      string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Crashes   map[string]uint32      `protobuf:"bytes,3,rep,name=crashes,proto3" json:"crashes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// What the caller has done although it was in hand when processes ended: whatever
+	// the node asked knows of it is to be forgotten.
+	Done          []string `protobuf:"bytes,4,rep,name=done,proto3" json:"done,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4441,6 +4462,13 @@ func (x *ExchangeCrashesRequest) GetNode() string {
 func (x *ExchangeCrashesRequest) GetCrashes() map[string]uint32 {
 	if x != nil {
 		return x.Crashes
+	}
+	return nil
+}
+
+func (x *ExchangeCrashesRequest) GetDone() []string {
+	if x != nil {
+		return x.Done
 	}
 	return nil
 }
@@ -5088,9 +5116,12 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x04hash\x18\v \x01(\fR\x04hash\".\n" +
 	"\rReportRequest\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x01 \x01(\tR\tclusterId\"C\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\"\x87\x01\n" +
 	"\x0eReportResponse\x121\n" +
-	"\x06shards\x18\x01 \x03(\v2\x19.writ.node.v1.ShardStatusR\x06shards\"`\n" +
+	"\x06shards\x18\x01 \x03(\v2\x19.writ.node.v1.ShardStatusR\x06shards\x12\x1f\n" +
+	"\vmeta_leader\x18\x02 \x01(\tR\n" +
+	"metaLeader\x12!\n" +
+	"\fmeta_version\x18\x03 \x01(\x04R\vmetaVersion\"`\n" +
 	"\x19TransferLeadershipRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
@@ -5363,12 +5394,13 @@ const file_writ_node_v1_node_proto_rawDesc = "" +
 	"\x0eas_destination\x18\x03 \x01(\bR\rasDestination\x12,\n" +
 	"\x05lanes\x18\x04 \x03(\v2\x16.writ.node.v1.LaneNameR\x05lanes\"D\n" +
 	"\x13LookupLanesResponse\x12-\n" +
-	"\x05lanes\x18\x01 \x03(\v2\x17.writ.node.v1.AuditLaneR\x05lanes\"\xd4\x01\n" +
+	"\x05lanes\x18\x01 \x03(\v2\x17.writ.node.v1.AuditLaneR\x05lanes\"\xe8\x01\n" +
 	"\x16ExchangeCrashesRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12K\n" +
-	"\acrashes\x18\x03 \x03(\v21.writ.node.v1.ExchangeCrashesRequest.CrashesEntryR\acrashes\x1a:\n" +
+	"\acrashes\x18\x03 \x03(\v21.writ.node.v1.ExchangeCrashesRequest.CrashesEntryR\acrashes\x12\x12\n" +
+	"\x04done\x18\x04 \x03(\tR\x04done\x1a:\n" +
 	"\fCrashesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xa3\x01\n" +

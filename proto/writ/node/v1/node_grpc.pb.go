@@ -59,7 +59,8 @@ type NodeServiceClient interface {
 	LookupLanes(ctx context.Context, in *LookupLanesRequest, opts ...grpc.CallOption) (*LookupLanesResponse, error)
 	// ExchangeCrashes tells both nodes what handlers of the other were working on when
 	// processes ended, so that the crashes of all nodes together count towards stopping
-	// a command that ends processes.
+	// a command that ends processes; and what has been done since, so that it counts no
+	// more.
 	ExchangeCrashes(ctx context.Context, in *ExchangeCrashesRequest, opts ...grpc.CallOption) (*ExchangeCrashesResponse, error)
 	// Guarantee tells to what extent the guarantee holds, as the node asked sees it.
 	Guarantee(ctx context.Context, in *GuaranteeRequest, opts ...grpc.CallOption) (*GuaranteeResponse, error)
@@ -200,7 +201,8 @@ type NodeServiceServer interface {
 	LookupLanes(context.Context, *LookupLanesRequest) (*LookupLanesResponse, error)
 	// ExchangeCrashes tells both nodes what handlers of the other were working on when
 	// processes ended, so that the crashes of all nodes together count towards stopping
-	// a command that ends processes.
+	// a command that ends processes; and what has been done since, so that it counts no
+	// more.
 	ExchangeCrashes(context.Context, *ExchangeCrashesRequest) (*ExchangeCrashesResponse, error)
 	// Guarantee tells to what extent the guarantee holds, as the node asked sees it.
 	Guarantee(context.Context, *GuaranteeRequest) (*GuaranteeResponse, error)
