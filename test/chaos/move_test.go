@@ -248,6 +248,14 @@ func TestProcessDeadNodeIsReplaced(t *testing.T) {
 		t.Errorf("%s is %v: an absence is no removal", dead, e.GetState())
 	}
 
+	must(t, eventually(within(t, time.Minute), "a meta group of the living", func(ctx context.Context) error {
+		status, err := r.links.Status(ctx, rest[0])
+		if err == nil && slices.Contains(status.GetMetaVoters(), dead) {
+			err = fmt.Errorf("the meta group has voters %v", status.GetMetaVoters())
+		}
+		return err
+	}))
+
 	// Three live nodes of three survive the loss of one.
 	next := rest[random.IntN(3)]
 	r.kill(next)
@@ -257,6 +265,8 @@ func TestProcessDeadNodeIsReplaced(t *testing.T) {
 		t.Errorf("with %s and %s lost: %+v", dead, next, op.Answer)
 	}
 	r.side.Add(op)
+	two := slices.DeleteFunc(slices.Clone(rest), func(node string) bool { return node == next })
+	must(t, AwaitReady(within(t, time.Minute), r.cluster, two...)) // ready takes a leader of the meta group
 	r.up(next)
 
 	must(t, r.cluster.Start(dead))
