@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
-	"google.golang.org/protobuf/proto"
 
 	"writ/internal/format"
 	recordv1 "writ/proto/writ/record/v1"
@@ -31,10 +30,10 @@ type reading struct {
 }
 
 // checkFile reads a whole shard file and checks that it is one, undamaged and
-// the wanted shard's: every page is where and what it should be, and the state
-// hash computed from scratch is the one in the head. It builds the filters on
-// the way. The error is a *Damage, unless the file could not be read at all or is
-// a newer program's.
+// the wanted shard's: every page is where and what it should be, the heads match
+// their checksums, and the state hash computed from scratch is the one in the
+// head. It builds the filters on the way. The error is a *Damage, unless the file
+// could not be read at all or is a newer program's.
 func checkFile(f *os.File, path string, want Config, sameReplica bool) (*content, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -115,14 +114,22 @@ func (r *reading) meta(key string, value []byte) error {
 	if n, ok := strings.CutPrefix(key, generationPrefix); ok && len(n) == numberSize {
 		head := &recordv1.Generation{}
 		r.heads[number(n)] = head
-		return proto.Unmarshal(value, head)
+		if err := readSummed(key, value, head); err != nil {
+			r.odd = fmt.Errorf("head of generation %d %w", number(n), err)
+		}
+		return nil
 	}
 	if key != headKey {
 		r.odd = fmt.Errorf("entry %q is not known", key)
 		return nil
 	}
-	r.head = &recordv1.ShardMeta{}
-	return proto.Unmarshal(value, r.head)
+	head := &recordv1.ShardMeta{}
+	if err := readSummed(key, value, head); err != nil {
+		return fmt.Errorf("head %w", err) // not even its format can be believed
+	}
+	head.Sum = 0 // if there is one, it is a leftover
+	r.head = head
+	return nil
 }
 
 // finish compares what was counted with what the file says about itself.

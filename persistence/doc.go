@@ -39,9 +39,10 @@
 // # Failures
 //
 // A file that is not what it should be is a [*Damage]: it is read and checked in
-// full before bbolt may trust it. What was written and then damaged while open
-// comes out of reads as a *Damage too; nothing here ends the process. If the file
-// cannot be written, or an entry cannot be decoded, the store has failed
+// full before bbolt may trust it. Content is compared with its hashes, the heads
+// with checksums of their own (sum.go). What was written and then damaged while
+// open comes out of reads as a *Damage too; nothing here ends the process. If the
+// file cannot be written, or an entry cannot be decoded, the store has failed
 // ([ErrFailed]): it takes nothing more, and what was applied stays readable. It
 // reports the first through [Config.OnFailure], the second as Apply's error.
 //

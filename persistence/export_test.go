@@ -130,22 +130,18 @@ func RewriteGenerations(tb testing.TB, path string, change func(*recordv1.Genera
 	tb.Helper()
 	rewrite(tb, path, func(tx *bolt.Tx) error {
 		meta := tx.Bucket([]byte(bucketNames[metaBucket]))
-		values := map[string][]byte{}
+		heads := map[string]*recordv1.Generation{}
 		c := meta.Cursor()
 		for key, value := c.Seek([]byte(generationPrefix)); strings.HasPrefix(string(key), generationPrefix); key, value = c.Next() {
 			head := &recordv1.Generation{}
-			if err := proto.Unmarshal(value, head); err != nil {
+			if err := readSummed(string(key), value, head); err != nil {
 				return err
 			}
 			change(head)
-			changed, err := proto.Marshal(head)
-			if err != nil {
-				return err
-			}
-			values[string(key)] = changed
+			heads[string(key)] = head
 		}
-		for key, value := range values {
-			if err := meta.Put([]byte(key), value); err != nil {
+		for key, head := range heads {
+			if err := putSummed(tx, []byte(key), head); err != nil {
 				return err
 			}
 		}

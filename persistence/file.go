@@ -9,7 +9,6 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	"google.golang.org/protobuf/proto"
 
 	"writ/internal/durable"
 	recordv1 "writ/proto/writ/record/v1"
@@ -124,11 +123,7 @@ func createFile(path string, head *recordv1.ShardMeta) error {
 }
 
 func putHead(tx *bolt.Tx, head *recordv1.ShardMeta) error {
-	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(head)
-	if err != nil {
-		return err
-	}
-	return tx.Bucket([]byte(bucketNames[metaBucket])).Put([]byte(headKey), value)
+	return putSummed(tx, []byte(headKey), head)
 }
 
 func generationKey(n uint64) []byte { return appendNumber([]byte(generationPrefix), n) }

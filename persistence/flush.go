@@ -201,11 +201,7 @@ func (b *batch) writeKeys(tx *bolt.Tx) (err error) {
 
 func (b *batch) openGeneration(tx *bolt.Tx, generation string) (*bolt.Bucket, error) {
 	n := number(generation)
-	head, err := proto.MarshalOptions{Deterministic: true}.Marshal(b.generations[n])
-	if err != nil {
-		return nil, err
-	}
-	if err := tx.Bucket([]byte(bucketNames[metaBucket])).Put(generationKey(n), head); err != nil {
+	if err := putSummed(tx, generationKey(n), b.generations[n]); err != nil {
 		return nil, err
 	}
 	return tx.Bucket([]byte(bucketNames[idemBucket])).CreateBucketIfNotExists([]byte(generation))

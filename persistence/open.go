@@ -43,9 +43,9 @@ func Verify(path string, want Config) (*recordv1.ShardMeta, error) {
 // errEnough ends the reading of a file.
 var errEnough = errors.New("enough is read")
 
-// Peek reads the meta of a shard file that nobody has open. It makes none of the
-// checks of [Verify], and reads little: what it returns may be that of a damaged
-// file.
+// Peek reads the meta of a shard file that nobody has open. Of the checks of
+// [Verify] it makes that of the meta's checksum only, and reads little: what it
+// returns may be that of a damaged file.
 func Peek(path string) (*recordv1.ShardMeta, error) {
 	f, err := os.Open(path)
 	if err != nil {

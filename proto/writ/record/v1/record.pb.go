@@ -2281,8 +2281,11 @@ type ShardMeta struct {
 	ExpiredGeneration uint64 `protobuf:"varint,16,opt,name=expired_generation,json=expiredGeneration,proto3" json:"expired_generation,omitempty"`
 	// Width of a key generation in log time, nanoseconds; fixed for the shard.
 	GenerationWidth int64 `protobuf:"varint,17,opt,name=generation_width,json=generationWidth,proto3" json:"generation_width,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Checksum of the entry. It counts only where it stands in front of all other
+	// fields, over what is behind it; persistence/sum.go says why.
+	Sum           uint64 `protobuf:"fixed64,18,opt,name=sum,proto3" json:"sum,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShardMeta) Reset() {
@@ -2434,6 +2437,13 @@ func (x *ShardMeta) GetGenerationWidth() int64 {
 	return 0
 }
 
+func (x *ShardMeta) GetSum() uint64 {
+	if x != nil {
+		return x.Sum
+	}
+	return 0
+}
+
 // Counters are a shard's running totals; all are part of its content.
 type Counters struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2561,7 +2571,9 @@ type Generation struct {
 	Keys  uint64                 `protobuf:"varint,1,opt,name=keys,proto3" json:"keys,omitempty"`
 	Hash  uint64                 `protobuf:"varint,2,opt,name=hash,proto3" json:"hash,omitempty"`
 	// Latest acceptance time among its keys.
-	AcceptedLast  int64 `protobuf:"varint,3,opt,name=accepted_last,json=acceptedLast,proto3" json:"accepted_last,omitempty"`
+	AcceptedLast int64 `protobuf:"varint,3,opt,name=accepted_last,json=acceptedLast,proto3" json:"accepted_last,omitempty"`
+	// As in ShardMeta, and under the same number.
+	Sum           uint64 `protobuf:"fixed64,18,opt,name=sum,proto3" json:"sum,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2613,6 +2625,13 @@ func (x *Generation) GetHash() uint64 {
 func (x *Generation) GetAcceptedLast() int64 {
 	if x != nil {
 		return x.AcceptedLast
+	}
+	return 0
+}
+
+func (x *Generation) GetSum() uint64 {
+	if x != nil {
+		return x.Sum
 	}
 	return 0
 }
@@ -2788,7 +2807,7 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\aCatchUp\x12\b\n" +
 	"\x04ONCE\x10\x00\x12\b\n" +
 	"\x04SKIP\x10\x01\x12\a\n" +
-	"\x03ALL\x10\x02\"\xca\x04\n" +
+	"\x03ALL\x10\x02\"\xdc\x04\n" +
 	"\tShardMeta\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1d\n" +
 	"\n" +
@@ -2810,7 +2829,8 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\x06hashes\x18\x0e \x03(\x06R\x06hashes\x12'\n" +
 	"\x0fexpired_through\x18\x0f \x01(\x03R\x0eexpiredThrough\x12-\n" +
 	"\x12expired_generation\x18\x10 \x01(\x04R\x11expiredGeneration\x12)\n" +
-	"\x10generation_width\x18\x11 \x01(\x03R\x0fgenerationWidth\"\xb2\x02\n" +
+	"\x10generation_width\x18\x11 \x01(\x03R\x0fgenerationWidth\x12\x10\n" +
+	"\x03sum\x18\x12 \x01(\x06R\x03sum\"\xb2\x02\n" +
 	"\bCounters\x12\x18\n" +
 	"\achanges\x18\x01 \x01(\x04R\achanges\x12\x18\n" +
 	"\adecided\x18\x02 \x01(\x04R\adecided\x12\x1b\n" +
@@ -2822,12 +2842,13 @@ const file_writ_record_v1_record_proto_rawDesc = "" +
 	"\frows_pending\x18\b \x01(\x04R\vrowsPending\x12!\n" +
 	"\flanes_parked\x18\t \x01(\x04R\vlanesParked\x12\x18\n" +
 	"\aapplied\x18\n" +
-	" \x01(\x04R\aapplied\"Y\n" +
+	" \x01(\x04R\aapplied\"k\n" +
 	"\n" +
 	"Generation\x12\x12\n" +
 	"\x04keys\x18\x01 \x01(\x04R\x04keys\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\x04R\x04hash\x12#\n" +
-	"\raccepted_last\x18\x03 \x01(\x03R\facceptedLast*q\n" +
+	"\raccepted_last\x18\x03 \x01(\x03R\facceptedLast\x12\x10\n" +
+	"\x03sum\x18\x12 \x01(\x06R\x03sum*q\n" +
 	"\x06Bucket\x12\x16\n" +
 	"\x12BUCKET_UNSPECIFIED\x10\x00\x12\t\n" +
 	"\x05STATE\x10\x01\x12\b\n" +
