@@ -122,6 +122,19 @@ func (g *group) caughtUp(applied, appliedTerm uint64) (ok bool, reason string) {
 	if target.index == 0 {
 		return false, "nothing heard from the leader yet"
 	}
+	err := aside(func() error { // who asks must not end with a log that fails
+		ok, reason = g.attained(target, term, applied, appliedTerm)
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Sprintf("the log cannot be read: %v", err)
+	}
+	return ok, reason
+}
+
+// attained reports whether the replica has got to where it aims at in a term, and if
+// not what is in the way. It must be called through aside: it reads the log.
+func (g *group) attained(target milestone, term, applied, appliedTerm uint64) (ok bool, reason string) {
 	// Below its commit index the replica's log is the leader's.
 	if g.raft.CommitIndex() < target.index || applied < g.lastApplicable(target.index) {
 		return false, fmt.Sprintf("catching up: applied %d of %d", applied, target.index)
@@ -134,10 +147,10 @@ func (g *group) caughtUp(applied, appliedTerm uint64) (ok bool, reason string) {
 		entry.Term = appliedTerm
 	}
 	if entry.Term < term {
-		c.missed(target)
+		g.catchUp.missed(target)
 		return false, "the leader has committed nothing in its term yet"
 	}
-	if !c.reached(target) {
+	if !g.catchUp.reached(target) {
 		return false, "nothing heard from the leader yet"
 	}
 	return true, ""
@@ -158,16 +171,25 @@ func (g *group) lastApplicable(index uint64) uint64 {
 	return index
 }
 
-// reception is a snapshot that comes from the leader.
+// reception is a snapshot that comes from the leader. Raft reads it in its main loop,
+// which does nothing else meanwhile, votes included. So a sender that has fallen silent
+// must not hold it: its connections are ended, and the leader tries again. A slow one
+// may take as long as it likes.
 type reception struct {
-	from io.Reader
-	size int64
-	got  atomic.Int64
+	from     io.Reader
+	size     int64
+	got      atomic.Int64
+	patience time.Duration // for the next byte
+	giveUp   func()        // makes from fail
 }
 
 // Read implements io.Reader.
 func (r *reception) Read(b []byte) (int, error) {
+	silent := time.AfterFunc(r.patience, r.giveUp)
 	n, err := r.from.Read(b)
+	if !silent.Stop() && err != nil {
+		err = fmt.Errorf("the sender of the snapshot has been silent for %v: %w", r.patience, err)
+	}
 	r.got.Add(int64(n))
 	return n, err
 }

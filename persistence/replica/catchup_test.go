@@ -2,11 +2,15 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -263,6 +267,155 @@ func TestReceptionIsShown(t *testing.T) {
 		_, reason := r.Ready()
 		return strings.Contains(reason, "caught up and has no vote")
 	})
+}
+
+// stall holds up one of a node's incoming connections for good: the first that has
+// carried more than partOfFile.
+type stall struct {
+	once  sync.Once
+	begun chan struct{} // closed when it does
+}
+
+const partOfFile = 100 << 10
+
+type stallingListener struct {
+	net.Listener
+	stall *stall
+}
+
+func (l stallingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &stallingConn{Conn: conn, stall: l.stall, closed: make(chan struct{})}, nil
+}
+
+type stallingConn struct {
+	net.Conn
+	stall  *stall
+	got    int
+	stuck  bool
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *stallingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b[:min(len(b), 4<<10)])
+	if c.got += n; c.got > partOfFile {
+		c.stall.once.Do(func() {
+			c.stuck = true
+			close(c.stall.begun)
+		})
+	}
+	if c.stuck {
+		<-c.closed
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+func (c *stallingConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// A voter that is being sent a file has a vote, too: if the leader freezes meanwhile,
+// it helps the other one to lead.
+func TestLeaderFrozenWhileItSendsAFileIsReplaced(t *testing.T) {
+	i := newIce()
+	var held *stall
+	c := newCluster(t, 3, func(config *Config) {
+		fewTrailingLogs(config)
+		config.Timing.RPC = time.Second
+		i.change(config)
+		if held != nil && config.Node == "c" {
+			config.Listener = stallingListener{config.Listener, held}
+		}
+	})
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	c.wantEverywhere(0, "e", "x")
+	if err := c.stop("c"); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 120 {
+		c.write(0, fmt.Sprintf("late%d", n), 0, strings.Repeat("x", 4<<10))
+	}
+	for _, name := range []string{"a", "b"} {
+		shorten(t, c.host(name).Replica(0))
+	}
+	held = &stall{begun: make(chan struct{})}
+	c.start("c")
+	r := c.open("c", shardConfig(0, 1, c.servers(1)))
+	eventually(t, "a part of the file", func() bool {
+		select {
+		case <-held.begun:
+			return true
+		default:
+			return false
+		}
+	})
+	if ok, reason := r.Ready(); ok || !strings.Contains(reason, "receiving a snapshot") {
+		t.Errorf("it is not being sent a file: %v, %q", ok, reason)
+	}
+	leader, old := c.lease(0, 0)
+	i.freeze(leader)
+	began := time.Now()
+	node, _ := c.lease(0, old.Term()+1)
+	t.Logf("%s has taken over from %s in %v", node, leader, time.Since(began))
+	c.write(0, "e", 1, "y")
+	i.thaw(leader)
+	c.wantEverywhere(0, "e", "y")
+	c.wantEqualHashes(0, "thawed")
+}
+
+// A sender may be slow, but not silent.
+func TestSilentSenderOfAFileIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit, pieces = 5 * time.Second, 20
+		from, to := io.Pipe()
+		var given atomic.Bool
+		r := &reception{from: from, patience: limit, giveUp: func() {
+			given.Store(true)
+			_ = to.CloseWithError(net.ErrClosed)
+		}}
+		go func() {
+			for range pieces {
+				<-time.After(limit - time.Millisecond)
+				_, _ = to.Write([]byte{1})
+			}
+		}()
+		if _, err := io.ReadFull(r, make([]byte, pieces)); err != nil || given.Load() {
+			t.Errorf("slow: %v, given up: %v", err, given.Load())
+		}
+		began := time.Now()
+		n, err := r.Read(make([]byte, 1))
+		if took := time.Since(began); n != 0 || !errors.Is(err, net.ErrClosed) || !strings.Contains(err.Error(), "silent for 5s") || took != limit {
+			t.Errorf("silent: %d bytes, %v, after %v", n, err, took)
+		}
+	})
+}
+
+// Whoever asks for readiness gets an answer, even if the log has none.
+func TestReadinessOfALogThatCannotBeRead(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.startAll(1)
+	c.write(0, "e", 0, "x")
+	r := c.host("a").Replica(0)
+	eventually(t, "readiness", func() bool { ok, _ := r.Ready(); return ok })
+	takeEntry(t, r.log, r.raft.CommitIndex())
+	r.catchUp.again()
+	answers := make(chan string, 1)
+	go func() {
+		defer close(answers)
+		ok, reason := r.Ready()
+		answers <- fmt.Sprint(ok, ": ", reason)
+	}()
+	if got, answered := <-answers; !answered || !strings.HasPrefix(got, "false: the log cannot be read") {
+		t.Errorf("answered: %v: %q", answered, got)
+	}
+	eventually(t, "the failure", func() bool { return r.Status().State == Failed })
 }
 
 var _ raft.Transport = (*transport)(nil)

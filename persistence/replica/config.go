@@ -36,6 +36,11 @@ type Config struct {
 	// UnflushedMax is the size of what is applied but not yet in the shard file at
 	// which a replica gives up; 256 MiB if 0.
 	UnflushedMax int64
+	// Room is asked before a shard file is copied or received: an error says why the
+	// disk should not take so many bytes more, and the file travels later. The bytes
+	// are those of all files on their way that are not written yet. Nil: there is
+	// always room.
+	Room func(bytes int64) error
 	// OnLease is given every new lease of a shard. The one before has ended and
 	// answered everything. OnLeader is told which node a replica believes to lead,
 	// "" for none. Both are called from goroutines of the replica, one call at a
@@ -72,6 +77,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.UnflushedMax == 0 {
 		c.UnflushedMax = 256 << 20
+	}
+	if c.Room == nil {
+		c.Room = func(int64) error { return nil }
 	}
 	if c.Store.GenerationWidth == 0 {
 		c.Store.GenerationWidth = 10 * time.Minute

@@ -75,11 +75,19 @@ func (f *fsm) Restore(io.ReadCloser) error {
 	replaced, _ := f.store.FlushedIndex()
 	f.replica.log.installing(received.Index, replaced)
 	if err := f.store.Replace(received.ID); err != nil {
-		return errors.Join(fmt.Errorf("swap the received file in: %w", err), removeIfThere(received.ID))
+		err = errors.Join(fmt.Errorf("swap the received file in: %w", err), removeIfThere(received.ID))
+		if errors.Is(err, persistence.ErrFailed) {
+			f.die(err) // no other file will do better, until the replica is opened anew
+		}
+		return err
 	}
 	f.replica.log.putNumber(stableReplaced, 0)
 	meta := f.store.Meta()
-	f.replica.setMembers(meta.GetConfigurationIndex(), configurationOf(meta))
+	configuration, err := configurationOf(meta)
+	if err != nil {
+		f.die(err) // the sink has read it: the file has changed since
+	}
+	f.replica.setMembers(meta.GetConfigurationIndex(), configuration)
 	f.replica.appliedTerm(meta.GetIndex(), meta.GetTerm())
 	f.replica.logger.Info("snapshot installed", slog.Uint64("index", meta.GetIndex()), slog.Uint64("term", meta.GetTerm()))
 	return nil

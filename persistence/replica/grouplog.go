@@ -20,7 +20,8 @@ import (
 
 // groupLog is one replica's log and stable values in the shared log store. It
 // implements raft.LogStore, raft.MonotonicLogStore and raft.StableStore, and
-// never returns an error to raft except raft.ErrLogNotFound: see nodeLog.
+// never returns an error to raft except raft.ErrLogNotFound, and to its replicators
+// what has failed this replica alone: see nodeLog and withhold.
 //
 // raft's main loop appends and cuts the end, its snapshot loop cuts the
 // beginning, replicators read.
@@ -123,31 +124,62 @@ func (l *groupLog) GetLog(index uint64, entry *raft.Log) error {
 		*entry = *cached
 		return nil
 	}
-	if l.read(index, entry) {
-		return nil
+	if found, err := l.read(index, entry); found || err != nil {
+		return err
 	}
 	l.cuts.Lock() // cut in the meantime, and maybe written anew: now it stays as it is
 	defer l.cuts.Unlock()
-	if first, last := l.bounds(); index < first || index > last {
+	first, last := l.bounds()
+	if index < first || index > last {
 		return raft.ErrLogNotFound
-	} else if !l.read(index, entry) {
-		l.lacks(index, first, last)
 	}
-	return nil
+	if found, err := l.read(index, entry); found || err != nil {
+		return err
+	}
+	return l.lacks(index, first, last)
 }
 
 // lacks fails the replica for an entry that is missing; in the meta group, where
 // damage is a loss of the node's memory, it fails the whole store.
-func (l *groupLog) lacks(index, first, last uint64) {
+func (l *groupLog) lacks(index, first, last uint64) error {
 	err := oddly("the log has no entry %d though it runs from %d to %d", index, first, last)
 	if l.key.shard == metaShard {
 		l.node.die(fmt.Errorf("meta group: %w: %w", errDamaged, err))
 	}
-	l.die(err)
+	return l.withhold(err)
 }
 
-// read reads one entry from the store; false if it is not there.
-func (l *groupLog) read(index uint64, entry *raft.Log) (found bool) {
+// withhold fails this replica for an entry that it cannot give. Only a replicator is
+// told so: it then sends nothing, and is stopped. If its goroutine ended here, in a
+// pipeline, it would leave behind the one that reads the answers, for which raft waits
+// when it shuts down: the replica could not be opened anew. Everybody else ends, since
+// raft panics when it cannot read what it has to apply.
+func (l *groupLog) withhold(err error) error {
+	l.fail(err)
+	if !replicating() {
+		runtime.Goexit()
+	}
+	return err
+}
+
+// replicating reports whether raft reads the log to send entries to a follower. It does
+// not say so, but its stack does; if that changes, the replicator ends as others do.
+func replicating() bool {
+	calls := make([]uintptr, 16)
+	frames := runtime.CallersFrames(calls[:runtime.Callers(1, calls)])
+	for {
+		frame, more := frames.Next()
+		if frame.Function == "github.com/hashicorp/raft.(*Raft).setupAppendEntries" {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
+}
+
+// read reads one entry from the store; not found if it is not there.
+func (l *groupLog) read(index uint64, entry *raft.Log) (found bool, err error) {
 	var newer *format.NewerError // of a format to come: the log is sound, this program is too old for one shard
 	l.node.must("read log", func() error {
 		value, closer, err := l.node.db.Get(l.key.log(index))
@@ -166,9 +198,9 @@ func (l *groupLog) read(index uint64, entry *raft.Log) (found bool) {
 		return wrap(fmt.Sprintf("shard %d index %d", l.key.shard, index), err)
 	})
 	if newer != nil {
-		l.die(newer)
+		return found, l.withhold(newer)
 	}
-	return found
+	return found, nil
 }
 
 // StoreLog appends one entry.

@@ -35,6 +35,8 @@ type Host struct {
 	log       *nodeLog    // nil if it is damaged
 	lost      *LostMemory // why
 	flushSlot chan struct{}
+	copySlot  chan struct{}   // one file is copied at a time
+	room      *room           // for files on their way
 	ctx       context.Context //nolint:containedctx // the host's life
 	cancel    context.CancelFunc
 	goroutine sync.WaitGroup
@@ -59,6 +61,8 @@ func NewHost(c Config) (*Host, error) {
 	h := &Host{
 		config: c, logger: c.Logger,
 		flushSlot: make(chan struct{}, c.Store.Flushes),
+		copySlot:  make(chan struct{}, 1),
+		room:      &room{ask: c.Room},
 		replicas:  map[uint32]*Replica{},
 		greeting:  map[net.Conn]struct{}{},
 	}

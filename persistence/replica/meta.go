@@ -125,7 +125,11 @@ func (m *Meta) openSnapshots(dir string) (raft.SnapshotStore, error) {
 	if err := readable(dir); err != nil {
 		return nil, fmt.Errorf("the meta group's snapshots: %w", err)
 	}
-	return raft.NewFileSnapshotStoreWithLogger(dir, metaSnapshots, newRaftLogger(m.logger))
+	snapshots, err := raft.NewFileSnapshotStoreWithLogger(dir, metaSnapshots, newRaftLogger(m.logger))
+	if err != nil {
+		return nil, err
+	}
+	return snapshots, durable.SyncDir(dir) // it has made a folder, and does not see to this
 }
 
 // missing is what to say of a replica's folder that is not there though the log
@@ -187,6 +191,8 @@ func (m *Meta) compare(snapshots raft.SnapshotStore, clusterID string) error {
 		return oddly("the snapshot is of term %d, but the remembered term is %d: votes are lost", newest.Term, current)
 	case first > newest.Index+1:
 		return oddly("the log begins at %d, the snapshot ends at %d: what lies between is lost", first, newest.Index)
+	case first > 0 && last < newest.Index && !m.log.installed(newest.Index):
+		return oddly("the log ends at %d, the snapshot at %d: the end of the log is lost", last, newest.Index)
 	case first > 0 && last < newest.Index: // a crash while a snapshot was installed
 		return m.log.DeleteRange(first, last)
 	}

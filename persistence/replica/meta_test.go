@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -176,4 +178,84 @@ func TestMetaMembersGrowAndShrink(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, metas, "n", "alone")
+}
+
+// A log that ends before its snapshot has lost its end, votes and acknowledged entries
+// with it, unless the snapshot came from the leader and a crash came between.
+func TestMetaLogThatEndsBeforeItsSnapshot(t *testing.T) {
+	c := newCluster(t, 2, fewTrailingLogs)
+	for _, name := range c.nodes {
+		c.start(name)
+	}
+	m, err := c.host("a").OpenMeta(MetaConfig{Generation: 1, Bootstrap: []Server{c.server("a", 1)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 80 {
+		put(t, map[string]*Meta{"a": m}, "n", fmt.Sprint(i))
+	}
+	f := m.raft.Snapshot()
+	if err := f.Error(); err != nil {
+		t.Fatal(err)
+	}
+	snapshot, source, err := f.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := source.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if m.log.installed(snapshot.Index) {
+		t.Error("a snapshot of its own passes for a received one")
+	}
+	learner, err := c.host("b").OpenMeta(MetaConfig{Generation: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := m.AddLearner(ctx, c.server("b", 2)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the state on b", func() bool { return learner.State().GetNodes()["n"].GetZone() == "79" })
+	if !learner.log.installed(snapshot.Index) {
+		t.Error("a received snapshot has left no mark")
+	}
+	if err := m.Remove(ctx, c.server("b", 2)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+
+	change := func(what func(*groupLog)) {
+		t.Helper()
+		log := openTestLog(t, filepath.Join(c.dirs["a"], logDir))
+		what(newGroupLog(log, m.key, nil, nil))
+		if err := log.close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(func(l *groupLog) {
+		_, last := l.bounds()
+		if err := l.DeleteRange(snapshot.Index, last); err != nil {
+			t.Error(err)
+		}
+	})
+	var lost *LostMemory
+	if _, err := c.start("a").OpenMeta(MetaConfig{Generation: 1}); !errors.As(err, &lost) || !strings.Contains(err.Error(), "the end of the log is lost") {
+		t.Errorf("a log without its end: %v", err)
+	}
+	if err := c.stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	change(func(l *groupLog) { l.putNumber(stableInstalled, snapshot.Index) })
+	m, err = c.start("a").OpenMeta(MetaConfig{Generation: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, map[string]*Meta{"a": m}, "n", "after")
+	if got := m.State().GetNodes()["n"].GetZone(); got != "after" {
+		t.Errorf("after an interrupted installation the state is %q", got)
+	}
 }

@@ -133,7 +133,8 @@ func (s *metaSnapshot) Persist(sink raft.SnapshotSink) error {
 func (s *metaSnapshot) Release() {}
 
 // notedSnapshots tells the replica the configuration of every snapshot that is
-// opened: a state machine that restores one is not told by raft.
+// opened: a state machine that restores one is not told by raft. It also notes those
+// that are ahead of the log.
 type notedSnapshots struct {
 	raft.SnapshotStore
 	meta *Meta
@@ -148,4 +149,31 @@ func (n *notedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, err
 		n.meta.fsm.term.Store(meta.Term)
 	}
 	return meta, source, err
+}
+
+// Create begins a snapshot.
+func (n *notedSnapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, configurationIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
+	sink, err := n.SnapshotStore.Create(version, index, term, c, configurationIndex, trans)
+	if err != nil {
+		return nil, err
+	}
+	return &notedSink{SnapshotSink: sink, log: n.meta.log, index: index}, nil
+}
+
+// notedSink takes a snapshot.
+type notedSink struct {
+	raft.SnapshotSink
+	log   *groupLog
+	index uint64
+}
+
+// Close finishes the snapshot. One that comes from the leader is ahead of the log until
+// raft has installed it; the mark tells a crash before that from a log that has lost
+// its end.
+func (k *notedSink) Close() error {
+	before := k.log.number(stableInstalled) // it is listed, even if raft did not get to the end
+	if _, last := k.log.bounds(); last < k.index && before != k.index {
+		k.log.installing(k.index, before)
+	}
+	return k.SnapshotSink.Close()
 }

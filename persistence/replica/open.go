@@ -72,7 +72,11 @@ func (r *Replica) open() error {
 	index, term := r.store.FlushedIndex()
 	r.appliedTerm(index, term)
 	meta := r.store.Meta()
-	r.setMembers(meta.GetConfigurationIndex(), configurationOf(meta))
+	configuration, err := configurationOf(meta)
+	if err != nil {
+		return err
+	}
+	r.setMembers(meta.GetConfigurationIndex(), configuration)
 	if len(r.config.Bootstrap) > 0 && r.log.pristine() && index == 0 {
 		r.log.bootstrap(votersOf(r.config.Bootstrap))
 	}
@@ -81,11 +85,11 @@ func (r *Replica) open() error {
 	r.owned.Go(func() { l.run(r.notify, r.failed, r.stop) })
 	r.owned.Go(r.watchLeader)
 	f := &fsm{replica: r, store: r.store}
-	snaps := newSnapshots(r, r.host.tempDir(), f)
-	if err := r.start(f, snaps, false); err != nil {
+	r.snaps = newSnapshots(r, r.host.tempDir(), f)
+	if err := r.start(f, r.snaps, false); err != nil {
 		return err
 	}
-	r.goroutine.Go(func() { r.tidy(snaps.copies) })
+	r.goroutine.Go(func() { r.tidy(r.snaps.copies) })
 	return nil
 }
 

@@ -85,6 +85,7 @@ type Replica struct {
 	config  ShardConfig
 	life    sync.Mutex         // open and close exclude each other
 	store   *persistence.Store // of open and of raft's goroutines
+	snaps   *snapshots         // likewise; nil until raft needs it
 	opened  atomic.Pointer[persistence.Store]
 	stop    chan struct{} // closed by close
 	closing func() error  // once
@@ -200,6 +201,11 @@ func (r *Replica) Ready() (ok bool, reason string) {
 		return false, string(Suspended) + ": " + why
 	}
 	ok, reason = r.caughtUp(r.appliedIndex.Load(), r.lastTerm.Load())
+	if ok {
+		r.snaps.short.over()
+	} else if why := r.snaps.short.why(); why != "" {
+		reason = why
+	}
 	switch member, voter := r.suffrage(); {
 	case !member || voter:
 		return ok, reason
@@ -315,6 +321,9 @@ func (r *Replica) closeNow() error {
 	r.owned.Wait() // the lease has answered everything
 	err := r.group.stop()
 	r.ended.Store(err == nil)
+	if r.snaps != nil {
+		r.snaps.close()
+	}
 	if r.store != nil {
 		err = errors.Join(err, r.store.Close())
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -26,8 +27,10 @@ type snapshots struct {
 	dir     string // of temporary files
 	fsm     *fsm
 	copies  *copies
+	short   shortage // of room for what comes from the leader
 
 	mu       sync.Mutex
+	closed   bool
 	received map[string]*raft.SnapshotMeta // by path
 }
 
@@ -54,9 +57,13 @@ func (s *snapshots) List() ([]*raft.SnapshotMeta, error) {
 		return nil, nil
 	}
 	meta := s.replica.store.Meta()
+	configuration, err := configurationOf(meta)
+	if err != nil {
+		return nil, err
+	}
 	return []*raft.SnapshotMeta{{
 		Version: 1, ID: fileID, Index: index, Term: term,
-		Configuration: configurationOf(meta), ConfigurationIndex: meta.GetConfigurationIndex(),
+		Configuration: configuration, ConfigurationIndex: meta.GetConfigurationIndex(),
 	}}, nil
 }
 
@@ -77,11 +84,27 @@ func (s *snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	return meta, io.NopCloser(strings.NewReader("")), nil
 }
 
+// close deletes the copies of the file, and received ones that raft did not get to
+// restoring.
+func (s *snapshots) close() {
+	s.copies.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for path := range s.received {
+		if err := removeIfThere(path); err != nil {
+			s.replica.logger.Warn("remove a received shard file", slog.Any("error", err))
+		}
+	}
+	clear(s.received)
+}
+
 // sink takes a snapshot. If nothing is written to it, it stands for the own file.
 type sink struct {
 	snapshots *snapshots
 	meta      raft.SnapshotMeta
 	file      *os.File
+	promised  *promise // with file
 }
 
 // ID is the path of the received file, or the id of the own one.
@@ -95,14 +118,38 @@ func (k *sink) ID() string {
 // Write takes a piece of a file from the leader.
 func (k *sink) Write(b []byte) (n int, err error) {
 	if k.file == nil {
-		if k.file, err = os.CreateTemp(k.snapshots.dir, receivedPattern); err != nil {
+		if err := k.begin(); err != nil {
 			return 0, fmt.Errorf("receive a shard file: %w", err)
 		}
+	}
+	if err := k.promised.use(int64(len(b))); err != nil {
+		k.snapshots.short.note(k.snapshots.replica.logger, err)
+		return 0, fmt.Errorf("receive a shard file: %w", err)
 	}
 	if err := fault.Point(fault.Receive); err != nil {
 		return 0, fmt.Errorf("receive a shard file: %w", err)
 	}
 	return k.file.Write(b)
+}
+
+// begin sets room aside, for the size that the leader has announced unless that is
+// forgotten already, and begins the file.
+func (k *sink) begin() (err error) {
+	size, r := int64(0), k.snapshots.replica
+	if on := r.catchUp.receiving.Load(); on != nil {
+		size = on.size
+	}
+	promised, err := r.host.room.promise(size)
+	k.snapshots.short.note(r.logger, err)
+	if err != nil {
+		return err
+	}
+	if k.file, err = os.CreateTemp(k.snapshots.dir, receivedPattern); err != nil {
+		promised.end()
+		return err
+	}
+	k.promised = promised
+	return nil
 }
 
 // Close makes a received file durable and checks it: whole, of this cluster and
@@ -111,12 +158,16 @@ func (k *sink) Close() error {
 	if k.file == nil {
 		return nil
 	}
+	k.promised.end()
 	path := k.file.Name()
 	err := errors.Join(k.file.Sync(), k.file.Close())
 	if err == nil {
 		var meta *recordv1.ShardMeta
 		if meta, err = persistence.Verify(path, k.snapshots.replica.storeConfig()); err == nil && (meta.GetIndex() != k.meta.Index || meta.GetTerm() != k.meta.Term) {
 			err = fmt.Errorf("the file stands at index %d term %d, announced were %d and %d", meta.GetIndex(), meta.GetTerm(), k.meta.Index, k.meta.Term)
+		}
+		if err == nil {
+			_, err = configurationOf(meta)
 		}
 	}
 	if newer, ok := errors.AsType[*format.NewerError](err); ok {
@@ -128,6 +179,9 @@ func (k *sink) Close() error {
 	k.meta.ID = path
 	k.snapshots.mu.Lock()
 	defer k.snapshots.mu.Unlock()
+	if k.snapshots.closed {
+		return errors.Join(ErrClosed, os.Remove(path))
+	}
 	k.snapshots.received[path] = &k.meta
 	return nil
 }
@@ -137,14 +191,22 @@ func (k *sink) Cancel() error {
 	if k.file == nil {
 		return nil
 	}
+	k.promised.end()
 	return errors.Join(k.file.Close(), os.Remove(k.file.Name()))
 }
 
 // configurationOf reads the raft configuration in a shard's meta. Raft's own
-// decoder panics on bad bytes; the file's checks stand before it.
-func configurationOf(meta *recordv1.ShardMeta) (c raft.Configuration) {
-	if len(meta.GetConfiguration()) > 0 {
-		c = raft.DecodeConfiguration(meta.GetConfiguration())
+// decoder panics on bad bytes: they are damage.
+func configurationOf(meta *recordv1.ShardMeta) (c raft.Configuration, err error) {
+	if len(meta.GetConfiguration()) == 0 {
+		return c, nil
 	}
-	return c
+	err = guarded(func() error {
+		c = raft.DecodeConfiguration(meta.GetConfiguration())
+		return nil
+	})
+	if err != nil {
+		return c, oddly("the group's configuration in the shard file, of index %d, cannot be read: %v", meta.GetConfigurationIndex(), err)
+	}
+	return c, nil
 }

@@ -39,12 +39,14 @@ type dialer interface {
 type transport struct {
 	*raft.NetworkTransport
 	streams  *streams
+	timeout  time.Duration
 	incoming chan raft.RPC
 }
 
 func newTransport(s *streams, timeout time.Duration, logger hclog.Logger) *transport {
 	return &transport{
 		streams:  s,
+		timeout:  timeout,
 		incoming: make(chan raft.RPC),
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:                s,
@@ -74,7 +76,8 @@ func (t *transport) pass(c *catchUp) {
 		case *raft.AppendEntriesRequest:
 			c.hear(milestone{said.Term, said.LeaderCommitIndex})
 		case *raft.InstallSnapshotRequest:
-			on := &reception{from: rpc.Reader, size: said.Size}
+			sender := string(said.ID)
+			on := &reception{from: rpc.Reader, size: said.Size, patience: t.timeout, giveUp: func() { t.streams.hangUp(sender) }}
 			c.receiving.Store(on)
 			rpc.Reader = on
 		}
@@ -389,16 +392,17 @@ func (s *streams) peers() []string {
 func (s *streams) refuse(to string) {
 	s.mu.Lock()
 	s.refused = to
-	var open []*groupConn
-	for c := range s.open {
-		if to != "" && c.to == to {
-			open = append(open, c)
-		}
-	}
+	open := s.those(func(c *groupConn) bool { return to != "" && c.to == to })
 	s.mu.Unlock()
-	for _, c := range open {
-		_ = c.Close()
-	}
+	closeAll(open)
+}
+
+// hangUp ends the incoming connections from a server. It may make new ones.
+func (s *streams) hangUp(from string) {
+	s.mu.Lock()
+	open := s.those(func(c *groupConn) bool { return c.from == from })
+	s.mu.Unlock()
+	closeAll(open)
 }
 
 // stop ends all connections and refuses new ones, giving the reason. A cut is
@@ -408,11 +412,23 @@ func (s *streams) stop(reason error) {
 	if !errors.Is(s.stopped, errCut) {
 		s.stopped = reason
 	}
-	open := make([]*groupConn, 0, len(s.open))
-	for c := range s.open {
-		open = append(open, c)
-	}
+	open := s.those(func(*groupConn) bool { return true })
 	s.mu.Unlock()
+	closeAll(open)
+}
+
+// those are the open connections of a kind. The caller holds mu.
+func (s *streams) those(kind func(*groupConn) bool) (open []*groupConn) {
+	for c := range s.open {
+		if kind(c) {
+			open = append(open, c)
+		}
+	}
+	return open
+}
+
+// closeAll closes connections. The caller does not hold mu.
+func closeAll(open []*groupConn) {
 	for _, c := range open {
 		_ = c.Close()
 	}

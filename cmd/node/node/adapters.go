@@ -148,7 +148,7 @@ func (r reporter) Shards(ctx context.Context, node string) ([]*nodev1.ShardStatu
 // Report implements cluster.NodeReporter.
 func (r reporter) Report(ctx context.Context, node string) (*nodev1.ReportResponse, error) {
 	if node == r.node.cfg.ID {
-		return control{r.node}.Report(ctx, nil)
+		return control(r).Report(ctx, nil)
 	}
 	return r.node.peers.Report(ctx, node, &nodev1.ReportRequest{ClusterId: r.node.clusterID()})
 }

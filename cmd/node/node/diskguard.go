@@ -107,6 +107,20 @@ func (g *diskGuard) reason() string {
 	return fmt.Sprintf("less than %d MiB are free on the data disk: make room", g.freeMin>>20)
 }
 
+// room refuses shard files on their way that would take what must stay free.
+func (g *diskGuard) room(bytes int64) error {
+	free, _, err := diskSpace(g.dir)
+	if err != nil {
+		return err
+	}
+	if need := uint64(max(bytes, 0)); free < g.freeMin || free-g.freeMin < need {
+		const mib = 1 << 20
+		return fmt.Errorf("shard files on their way need %d MiB, and of the %d MiB free on the data disk %d MiB must stay free (--free-min-mb): make room",
+			(need+mib-1)/mib, free/mib, g.freeMin/mib)
+	}
+	return nil
+}
+
 // admit refuses commands while the disk is low.
 func (g *diskGuard) admit() error {
 	if reason := g.reason(); reason != "" {

@@ -2,9 +2,12 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"writ/actors/entity"
@@ -40,5 +43,28 @@ func TestDiskGuardStopsAdmissionBeforeTheDiskIsFull(t *testing.T) {
 	g.look()
 	if err := g.admit(); err != nil {
 		t.Errorf("after room was made: %v", err)
+	}
+}
+
+func TestDiskGuardKeepsRoomFromFiles(t *testing.T) {
+	dir := t.TempDir()
+	free, _, err := diskSpace(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newDiskGuard(dir, free/2, slog.New(slog.DiscardHandler), func() {})
+	if err := g.room(1); err != nil {
+		t.Errorf("a small file: %v", err)
+	}
+	if err := g.room(int64(free)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%d MiB must stay free (--free-min-mb): make room", free/2>>20)) {
+		t.Errorf("a file that would take what must stay free: %v", err)
+	}
+	g.freeMin = freeMinMax
+	if err := g.room(0); err == nil {
+		t.Error("a disk that is low already has room")
+	}
+	g.dir = filepath.Join(dir, "nowhere")
+	if err := g.room(0); err == nil {
+		t.Error("a disk that is not known has room")
 	}
 }

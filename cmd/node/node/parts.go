@@ -120,6 +120,7 @@ func (n *Node) openParts(formed cluster.Formed) (p *parts, err error) {
 			n.routesChanged()
 		},
 		UnflushedMax: n.cfg.Limits.unflushedMost(),
+		Room:         n.disk.room,
 		Store:        replica.StoreConfig{Flushing: n.meter.flushing},
 		Logger:       n.log,
 	}); err != nil {
