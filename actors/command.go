@@ -284,6 +284,9 @@ func (a *activation) decide(c *call, s *submit) {
 		accepted = a.accepted(accepted, nanos(s.issuedAt))
 	}
 	hand := commandInHand(a.ref, s.id.commandType, s.id.key)
+	if s.handler.AtLeastOnce { // nothing else tells one that ends the process from those that do not
+		hand = callInHand(commandHand, a.ref, s.id.commandType, s.fingerprint)
+	}
 	if n := a.rt.cfg.Hands.Crashes(hand); n >= a.rt.cfg.MaxCrashes {
 		a.refuseForGood(c, entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the command's handler: it is not run again until an operator allows it (node crashes forget)", n))
 		return

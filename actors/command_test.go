@@ -555,3 +555,31 @@ func TestBinaryKeys(t *testing.T) {
 		t.Error("the key as text is another one than as bytes")
 	}
 }
+
+// takes notes what was in hand.
+type takes struct {
+	mu    sync.Mutex
+	names []string
+}
+
+func (h *takes) Take(what string) func() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.names = append(h.names, what)
+	return func() {}
+}
+func (*takes) Crashes(string) int { return 0 }
+func (*takes) Count(string) bool  { return false }
+
+// A command without a key is known by what it says: else one that ends the process
+// could not be told from the others of its type, which take its count away.
+func TestKeylessCommandInHand(t *testing.T) {
+	hands := &takes{}
+	w := newWorld(t, worldConfig{change: func(c *actors.Config) { c.Hands = hands }})
+	for _, value := range []bool{true, false, true} {
+		w.must(ref("counter", "a"), "", &flag{Value: value})
+	}
+	if n := hands.names; len(n) != 3 || n[0] == n[1] || n[0] != n[2] || !actors.ClientsCall(n[0]) {
+		t.Errorf("in hand were %q", n)
+	}
+}

@@ -15,7 +15,7 @@ type Hands interface {
 	// Take notes that a handler has begun. The function notes that it has ended.
 	Take(what string) (leave func())
 	// Crashes is how often a process, of this node or of another that this one has
-	// heard of, has ended with this in hand.
+	// heard of, has ended with this in hand since it was last done.
 	Crashes(what string) int
 	// Count is true once for every such time on this node: the caller counts it
 	// through the log.
@@ -53,7 +53,7 @@ func (a *activation) crashReason() string {
 	return crashed + a.rt.cfg.Node + " ended while the handler ran"
 }
 
-// commandInHand names a command that is in hand.
+// commandInHand names a command that is in hand, by its key.
 func commandInHand(ref entity.Ref, commandType, key string) string {
 	b := append(make([]byte, 0, 128), commandHand...)
 	b = append(b, commandType...)
@@ -62,9 +62,9 @@ func commandInHand(ref entity.Ref, commandType, key string) string {
 	return string(appendEntity(append(b, " of "...), ref))
 }
 
-// queryInHand names a query that is in hand, by what it asks.
-func queryInHand(ref entity.Ref, name string, fingerprint []byte) string {
-	b := append(append(make([]byte, 0, 128), queryHand...), name...)
+// callInHand names a query, or a command without a key, by what it asks.
+func callInHand(hand string, ref entity.Ref, name string, fingerprint []byte) string {
+	b := append(append(make([]byte, 0, 128), hand...), name...)
 	b = hex.AppendEncode(append(b, ' '), fingerprint)
 	return string(appendEntity(append(b, " of "...), ref))
 }

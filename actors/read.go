@@ -91,7 +91,7 @@ func (q *query) respond(s snapshot) (*nodev1.ForwardResponse, error) {
 // error is the caller's to see: INVALID.
 func (q *query) run(state proto.Message) (result proto.Message, err error) {
 	cfg, name := q.rt.cfg, string(q.message.ProtoReflect().Descriptor().FullName())
-	hand := queryInHand(q.ref, name, entity.Fingerprint(q.message))
+	hand := callInHand(queryHand, q.ref, name, entity.Fingerprint(q.message))
 	if n := cfg.Hands.Crashes(hand); n >= cfg.MaxCrashes {
 		return nil, entity.Errorf(entity.HandlerPanic, "processes of the cluster have ended %d times while they ran the query's handler: it is not run again until an operator allows it (node crashes forget)", n)
 	}

@@ -21,6 +21,7 @@ var (
 	errSuperseded = errors.New("a later term has begun")
 	errStopped    = errors.New("the replica stops")
 	errFailed     = errors.New("the replica has failed")
+	errHandOver   = errors.New("raft takes nothing: it still hands over the leadership of an earlier term; the replica has to be opened anew")
 )
 
 // Lease is the right to lead a shard under one (epoch, term). It begins when a
@@ -122,6 +123,9 @@ type leadership struct {
 	stale   bool         // leadership was lost since the attempt began
 	cancel  context.CancelFunc
 	retry   *time.Timer
+	// handing is since when TermStarts are refused for a hand-over of leadership,
+	// which only a leader of before can have begun; zero: they are not.
+	handing time.Time
 }
 
 // started is the outcome of a TermStart.
@@ -198,7 +202,16 @@ func (l *leadership) try() {
 func (l *leadership) attempted(s started) {
 	l.cancel()
 	l.attempt = nil
+	if !errors.Is(s.err, raft.ErrLeadershipTransferInProgress) {
+		l.handing = time.Time{}
+	} else if l.handing.IsZero() {
+		l.handing = time.Now()
+	}
 	switch {
+	case !l.handing.IsZero() && time.Since(l.handing) > 2*l.replica.timing.RPC:
+		// The last call of a hand-over takes Timing.RPC at most; raft may wait for one
+		// that ended with an earlier leadership for ever (hashicorp/raft#696).
+		l.replica.fail(errHandOver)
 	case s.err != nil:
 		l.replica.logger.Debug("term start", slog.Any("error", s.err))
 		l.again(retryTermStart)
