@@ -35,7 +35,7 @@ func TestCommitTakesEffectAsAWhole(t *testing.T) {
 			if err != nil || len(rows) != 2 || rows[1].Sequence != 2 || rows[1].LaneSequence != 2 || string(rows[1].Event.Data) != "event 2" {
 				t.Errorf("rows: %v %v", rows, err)
 			}
-			lanes, err := s.Lanes(alice)
+			lanes, err := lanesOf(s.Store, alice)
 			if err != nil || len(lanes) != 2 || lanes[bob].GetNumbered() != 2 || lanes[ref("carol")].GetNumbered() != 1 {
 				t.Errorf("lanes: %v %v", lanes, err)
 			}

@@ -343,7 +343,7 @@ func TestReadersBesideApplyAndFlush(t *testing.T) {
 	})
 	reader(func() error {
 		_, err := s.Key(a, "test.Do", []byte("k5"))
-		_, err2 := s.Lanes(a)
+		_, err2 := lanesOf(s.Store, a)
 		_, err3 := s.PendingSources(a, 3)
 		_, err4 := s.Applied(b, a)
 		s.Meta()

@@ -98,6 +98,21 @@ func refOf(r entity.Ref) *recordv1.Ref {
 	return &recordv1.Ref{Tenant: r.Tenant, Kind: r.Kind, Id: r.ID}
 }
 
+// lanesOf are all lanes of a source by destination, read by pages.
+func lanesOf(s *persistence.Store, source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) {
+	const page = 100
+	lanes := map[entity.Ref]*recordv1.Lane{}
+	for at := (persistence.Pair{Source: source}); ; {
+		list, err := s.LanesFrom(at, false, page)
+		for _, l := range list {
+			at, lanes[l.Destination] = l.Pair, l.Lane
+		}
+		if err != nil || len(list) < page {
+			return lanes, err
+		}
+	}
+}
+
 func payload(text string) *recordv1.Payload {
 	return &recordv1.Payload{Type: "test.Text", Schema: 1, Data: []byte(text)}
 }

@@ -91,7 +91,7 @@ func TestLaneUpdates(t *testing.T) {
 
 func checkLane(t *testing.T, s *persistence.Store, a, b entity.Ref, want *recordv1.Lane, wantRows []string) {
 	t.Helper()
-	lanes, err := s.Lanes(a)
+	lanes, err := lanesOf(s, a)
 	if diff := cmp.Diff(want, lanes[b], protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("lane: %v %s", err, diff)
 	}
@@ -238,7 +238,7 @@ func TestLanesOfASourceWithMany(t *testing.T) {
 			flush(t, s.Store)
 		}
 	}
-	got, err := s.Lanes(a)
+	got, err := lanesOf(s.Store, a)
 	if err != nil || len(got) != lanes+1 || got[ref("all")].GetNumbered() != lanes {
 		t.Errorf("%d lanes, %v, %v", len(got), got[ref("all")], err)
 	}
@@ -275,6 +275,22 @@ func TestWaitingLanes(t *testing.T) {
 	got, err := s.WaitingLanes(a)
 	if err != nil || len(got) != 14 {
 		t.Errorf("%d lanes, %v", len(got), err)
+	}
+	paged := map[entity.Ref]*recordv1.Lane{}
+	for at := (persistence.Pair{Source: a}); len(paged) <= len(got); {
+		list, err := s.LanesFrom(at, true, 5)
+		if err != nil || len(list) > 5 {
+			t.Fatalf("%d lanes, %v", len(list), err)
+		}
+		if len(list) == 0 {
+			break
+		}
+		for _, l := range list {
+			at, paged[l.Destination] = l.Pair, l.Lane
+		}
+	}
+	if diff := cmp.Diff(got, paged, protocmp.Transform()); diff != "" {
+		t.Errorf("by pages: %s", diff)
 	}
 	for to, lane := range got {
 		if want, err := s.Lane(a, to); err != nil || !proto.Equal(lane, want) || lane.GetConfirmed() == 2 {

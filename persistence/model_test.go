@@ -277,7 +277,7 @@ func (m *model) compare(t *testing.T, s *persistence.Store) {
 		equal(name, got, err, want)
 	}
 	for lane, want := range m.lanes {
-		lanes, err := s.Lanes(lane[0])
+		lanes, err := lanesOf(s, lane[0])
 		equal(lane, lanes[lane[1]], err, want)
 		rows, err := s.Rows(lane[0], lane[1], 0, 0, 0)
 		if err != nil || !slices.EqualFunc(rows, m.rows[lane], func(a, b *recordv1.Row) bool { return proto.Equal(a, b) }) {

@@ -97,23 +97,39 @@ func (s *Store) inSteps(b bucket, prefix, from string, visit func(*view, *cursor
 	return nil
 }
 
-// Lanes are all lanes that a source has ever opened, by destination. It is empty
-// if there are none.
-func (s *Store) Lanes(source entity.Ref) (map[entity.Ref]*recordv1.Lane, error) {
-	lanes := map[entity.Ref]*recordv1.Lane{}
-	err := s.inSteps(lanesBucket, string(appendRef(nil, source)), "", func(_ *view, c *cursor) (string, error) {
-		_, destination, _, err := cutPair(c.key)
+// LanesFrom are lanes of one source in the order of their destinations, after a
+// position: at most limit of them; if waiting is set, only lanes in which rows wait,
+// at a cost that does not depend on the others. With no destination the position
+// stands before all lanes of its source. A source may have opened any number: whoever
+// reads them all reads them by pages.
+func (s *Store) LanesFrom(at Pair, waiting bool, limit int) ([]LaneState, error) {
+	b, from := lanesBucket, ""
+	if waiting {
+		b = outboxBucket
+	}
+	if at.Destination != (entity.Ref{}) {
+		if from = after(pairKey(at.Source, at.Destination)); from == "" {
+			return nil, nil // there is no key behind it
+		}
+	}
+	var list []LaneState
+	err := s.inSteps(b, string(appendRef(nil, at.Source)), from, func(v *view, c *cursor) (string, error) {
+		if len(list) >= limit {
+			return "", nil
+		}
+		source, destination, _, err := cutPair(c.key)
 		if err != nil {
 			return "", err
 		}
+		key := pairKey(source, destination)
 		lane := &recordv1.Lane{}
-		lanes[destination] = lane
-		return after(c.key), proto.Unmarshal(c.value, lane)
+		list = append(list, LaneState{Pair{source, destination}, lane})
+		return after(key), proto.Unmarshal(v.get(lanesBucket, key).value, lane)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return lanes, nil
+	return list, nil
 }
 
 // WaitingLanes are the lanes of a source in which rows wait, by destination; empty

@@ -82,7 +82,7 @@ func (g *generator) resync(tb testing.TB, s *persistence.Store) {
 			tb.Fatal(err)
 		}
 		g.versions[on], g.sequences[on] = r.GetVersion(), r.GetSourceSequence()
-		lanes, err := s.Lanes(on)
+		lanes, err := lanesOf(s, on)
 		if err != nil {
 			tb.Fatal(err)
 		}

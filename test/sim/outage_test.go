@@ -280,7 +280,7 @@ func (o *outage) emit(source string, first, pace time.Duration) (n int) {
 // backlog is the longest of all lanes to the consumers that were away.
 func (o *outage) backlog(sources []string) (most uint64) {
 	for _, id := range sources {
-		lanes, err := o.nodes[0].peer(near).store.Lanes(entity.Ref{Tenant: "t", Kind: "source", ID: id})
+		lanes, err := o.nodes[0].peer(near).store.WaitingLanes(entity.Ref{Tenant: "t", Kind: "source", ID: id})
 		if err != nil {
 			o.fail("lanes of %s: %v", id, err)
 		}

@@ -186,12 +186,23 @@ type auditView struct {
 	findings      map[kindOfFinding][]string
 }
 
-// views are the shards that the auditor knows, in no order.
+// views are the shards that the auditor knows, in no order. One whose replica has
+// left the node is none, though the next round may be minutes away. One that another
+// node leads by now is, until then: its new leader may not have recounted it yet.
 func (a *auditor) views() []auditView {
+	held := map[uint32]bool{}
+	if p := a.node.parts(); p != nil {
+		for _, r := range p.host.Replicas() {
+			held[r.Shard()] = true
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	list := make([]auditView, 0, len(a.shards))
 	for shard, s := range a.shards {
+		if !held[shard] {
+			continue
+		}
 		v := auditView{
 			shard: shard, term: s.term, index: s.index, finished: s.finished, effects: s.effects, keys: s.keys,
 			lanesChecked: s.lanesChecked,

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -176,10 +177,11 @@ func (a *auditor) round(ctx context.Context) (worked time.Duration) {
 		return 0
 	}
 	a.reports, a.worked = reports{}, 0
-	for _, r := range p.host.Replicas() {
+	replicas := p.host.Replicas()
+	a.keepLed(replicas)
+	for _, r := range replicas {
 		lease := r.Lease()
 		if lease == nil || r.Store() == nil {
-			a.forget(r.Shard())
 			continue
 		}
 		ctx, cancel := context.WithTimeout(ctx, auditTimeout)
@@ -200,10 +202,16 @@ func (a *auditor) work(part func() error) error {
 	return part()
 }
 
-func (a *auditor) forget(shard uint32) {
+// keepLed forgets the shards that are not led here any more, those among them whose
+// replica has left the node: it is their leaders that know what there is to find.
+func (a *auditor) keepLed(replicas []*replica.Replica) {
+	led := map[uint32]bool{}
+	for _, r := range replicas {
+		led[r.Shard()] = r.Lease() != nil && r.Store() != nil
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.shards, shard)
+	maps.DeleteFunc(a.shards, func(shard uint32, _ *shardAudit) bool { return !led[shard] })
 }
 
 // state is the audit of a shard in a term; what an earlier term found starts anew.

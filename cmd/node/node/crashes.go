@@ -15,48 +15,86 @@ import (
 
 const (
 	// exchangeFor and exchangePause are how long, and how often, a node that has
-	// started tries to tell each other node what was in hand when its processes
-	// ended. One that is away will ask when it starts itself.
+	// started, or that has done what had ended a process, tries to tell each other
+	// node. One that is away will ask when it starts itself.
 	exchangeFor   = time.Minute
 	exchangePause = time.Second
 )
 
-// exchangeCrashes tells every member what ended this node's processes, and hears
-// the same of theirs. Without it a command whose client goes on would end the
-// processes of each node in turn as often as is allowed for one.
+// exchangeCrashes tells every member what ended this node's processes, and what has
+// been done since and counts no more, and hears what ended theirs. Without it a
+// command whose client goes on would end the processes of each node in turn as often
+// as is allowed for one; and what is done all day long would be refused because each
+// node was killed once while it ran.
 func (n *Node) exchangeCrashes(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, exchangeFor)
-	defer cancel()
-	tick := time.NewTicker(exchangePause)
-	defer tick.Stop()
-	told := map[string]bool{}
-	for {
-		for _, m := range n.gossip.Members() {
-			if m.Name == n.cfg.ID || !m.Alive || told[m.Name] {
-				continue
-			}
-			one, cancel := context.WithTimeout(ctx, reportWait)
-			res, err := n.peers.ExchangeCrashes(one, m.Name, &nodev1.ExchangeCrashesRequest{
-				ClusterId: n.clusterID(), Node: n.cfg.ID, Crashes: n.hands.own(),
-			})
-			cancel()
-			if err != nil {
-				n.log.Debug("a node could not be told of crashes", slog.String("member", m.Name), slog.Any("error", err))
-				continue
-			}
-			told[m.Name] = true
-			n.hands.heard(m.Name, res.GetCrashes())
+	var done []string
+	told := map[string]int{} // of what is done, by member; a member that is not in it was never told
+	until := time.Now().Add(exchangeFor)
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for rests := false; ; {
+		news := n.hands.news
+		if !rests {
+			news = nil // what is done within the pause is told after it
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-news:
+			rests = false
+			next.Reset(exchangePause)
+			continue
+		case <-next.C:
+		}
+		n.hands.keepChanges()
+		if more := n.hands.takeDone(); len(more) > 0 {
+			done, until = append(done, more...), time.Now().Add(exchangeFor)
+		}
+		all := n.exchangeWith(ctx, done, told)
+		rests = time.Now().After(until)
+		if all || rests {
+			done = nil
+			for name := range told {
+				told[name] = 0
+			}
+		}
+		if !rests {
+			next.Reset(exchangePause)
 		}
 	}
 }
 
+// exchangeWith exchanges crashes with the members that are alive and were not told
+// all, and reports whether all are now.
+func (n *Node) exchangeWith(ctx context.Context, done []string, told map[string]int) (all bool) {
+	all = true
+	for _, m := range n.gossip.Members() {
+		from, met := told[m.Name]
+		if m.Name == n.cfg.ID || !m.Alive || met && from == len(done) {
+			continue
+		}
+		one, cancel := context.WithTimeout(ctx, reportWait)
+		res, err := n.peers.ExchangeCrashes(one, m.Name, &nodev1.ExchangeCrashesRequest{
+			ClusterId: n.clusterID(), Node: n.cfg.ID, Crashes: n.hands.own(), Done: done[from:],
+		})
+		cancel()
+		if err != nil {
+			all = false
+			n.log.Debug("a node could not be told of crashes", slog.String("member", m.Name), slog.Any("error", err))
+			continue
+		}
+		told[m.Name] = len(done)
+		for _, what := range done[from:] { // an earlier program does not know that it is done
+			delete(res.GetCrashes(), what)
+		}
+		n.hands.heard(m.Name, res.GetCrashes())
+	}
+	return all
+}
+
 // ExchangeCrashes implements gateway.Control.
 func (c control) ExchangeCrashes(_ context.Context, req *nodev1.ExchangeCrashesRequest) (*nodev1.ExchangeCrashesResponse, error) {
+	c.node.hands.heardDone(req.GetDone())
 	c.node.hands.heard(req.GetNode(), req.GetCrashes())
 	return &nodev1.ExchangeCrashesResponse{Crashes: c.node.hands.own()}, nil
 }
@@ -104,6 +142,26 @@ func (h *hands) heard(node string, crashes map[string]uint32) {
 	h.elsewhere[node] = crashes
 }
 
+// heardDone takes in what another node has done.
+func (h *hands) heardDone(done []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, what := range done {
+		if h.drop(what) {
+			h.changed()
+		}
+	}
+}
+
+// takeDone returns what was done here since it was last called.
+func (h *hands) takeDone() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	done := h.done
+	h.done = nil
+	return done
+}
+
 // others is how often it was in hand when processes of other nodes ended. The
 // caller holds mu.
 func (h *hands) others(what string) (times int) {
@@ -141,21 +199,23 @@ func (h *hands) list() []*nodev1.Crash {
 // forget drops one thing, or with "" all, and reports how many it has dropped.
 func (h *hands) forget(what string) (forgotten int, err error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	gone := map[string]bool{}
-	for known := range h.crashes {
-		if what == "" || known == what {
+	gone := map[string]bool{what: true}
+	if what == "" {
+		clear(gone)
+		for known := range h.crashes {
 			gone[known] = true
-			delete(h.crashes, known)
 		}
-	}
-	for _, crashes := range h.elsewhere {
-		for known := range crashes {
-			if what == "" || known == what {
+		for _, crashes := range h.elsewhere {
+			for known := range crashes {
 				gone[known] = true
-				delete(crashes, known)
 			}
 		}
 	}
-	return len(gone), h.save()
+	for known := range gone {
+		if h.drop(known) {
+			forgotten++
+		}
+	}
+	h.mu.Unlock()
+	return forgotten, h.save()
 }

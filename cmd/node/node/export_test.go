@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +30,25 @@ func (n *Node) Propose(ctx context.Context, shard uint32, rec *recordv1.Record) 
 
 // Recount does one round of the background auditor now.
 func (n *Node) Recount(ctx context.Context) { n.auditor.round(ctx) }
+
+// FindReplicasDiffer has the auditor find that a shard's replicas differ.
+func (n *Node) FindReplicasDiffer(shard uint32) {
+	term := uint64(0)
+	if r := n.parts().host.Replica(shard); r != nil && r.Lease() != nil {
+		term = r.Lease().Term()
+	}
+	s := n.auditor.state(shard, term)
+	n.auditor.mu.Lock()
+	defer n.auditor.mu.Unlock()
+	s.replicas = []string{"found by a test"}
+}
+
+// Audited are the shards of which the auditor remembers anything.
+func (n *Node) Audited() []uint32 {
+	n.auditor.mu.Lock()
+	defer n.auditor.mu.Unlock()
+	return slices.Sorted(maps.Keys(n.auditor.shards))
+}
 
 // DescribedMetrics are the names of what the runtime and the proposals are counted
 // by, those included that have no value yet.

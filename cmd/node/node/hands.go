@@ -22,20 +22,31 @@ import (
 // knows nothing after the machine has died: then it was not a handler.
 //
 // What was in hand when a process ended is not proven guilty: other handlers ran
-// beside it. So it is counted, and only what is found again and again is stopped.
-// The counts stand in a second file, as JSON. Its methods may be called from any
-// goroutine.
+// beside it. So it is counted, and only what is found again and again is stopped;
+// its count is cleared once its handler has ended and the process has not, whatever
+// the handler answered. The counts stand in a second file, as JSON. Its methods may be
+// called from any goroutine.
 type hands struct {
 	path  string
 	clock func() time.Time
 	log   *slog.Logger
 	data  []byte
+	// news has room for one: counts were cleared, and are to be saved and told of.
+	news chan struct{}
+
+	// saving is held while the file is written, for which no handler is to wait. It is
+	// taken before mu.
+	saving sync.Mutex
+	closed bool // the folder may be another process's
 
 	mu      sync.Mutex
 	free    []int
 	crashes map[string]*crashCount
-	// elsewhere is what other nodes have said of their own processes, by node.
+	// elsewhere is what other nodes have said of their own processes, by node. None
+	// has said nothing.
 	elsewhere map[string]map[string]uint32
+	unsaved   bool
+	done      []string // whose counts were cleared here, and the others not told yet
 }
 
 // crashCount is how often the process has ended with something in hand.
@@ -61,7 +72,10 @@ const (
 // openHands opens the files in a node's folder, counts what was in hand when the
 // last process ended, and says so in the log.
 func openHands(dir string, clock func() time.Time, log *slog.Logger) (*hands, error) {
-	h := &hands{path: filepath.Join(dir, crashesFile), clock: clock, log: log, crashes: map[string]*crashCount{}, elsewhere: map[string]map[string]uint32{}}
+	h := &hands{
+		path: filepath.Join(dir, crashesFile), clock: clock, log: log, news: make(chan struct{}, 1),
+		crashes: map[string]*crashCount{}, elsewhere: map[string]map[string]uint32{},
+	}
 	f, err := os.OpenFile(filepath.Join(dir, handsFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open crash marker: %w", err)
@@ -117,7 +131,11 @@ func (h *hands) Take(what string) (leave func()) {
 	h.mu.Lock()
 	if len(h.free) == 0 {
 		h.mu.Unlock()
-		return func() {}
+		return func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.end(what)
+		}
 	}
 	slot := h.free[len(h.free)-1]
 	h.free = h.free[:len(h.free)-1]
@@ -131,6 +149,46 @@ func (h *hands) Take(what string) (leave func()) {
 		defer h.mu.Unlock()
 		h.flag(slot).Store(0)
 		h.free = append(h.free, slot)
+		h.end(what)
+	}
+}
+
+// end clears the count of what was done now, with the process still there. It does
+// not write: the handler's caller waits. The caller holds mu.
+func (h *hands) end(what string) {
+	if len(h.crashes)+len(h.elsewhere) == 0 || !h.drop(what) {
+		return
+	}
+	h.done = append(h.done, what)
+	h.changed()
+}
+
+// drop forgets what is known of one thing, also of elsewhere, and reports whether
+// anything was. The caller holds mu.
+func (h *hands) drop(what string) (known bool) {
+	if h.crashes[what] != nil {
+		known = true
+		delete(h.crashes, what)
+	}
+	for node, crashes := range h.elsewhere {
+		if _, said := crashes[what]; !said {
+			continue
+		}
+		known = true
+		delete(crashes, what)
+		if len(crashes) == 0 {
+			delete(h.elsewhere, node)
+		}
+	}
+	return known
+}
+
+// changed has the counts saved soon. The caller holds mu.
+func (h *hands) changed() {
+	h.unsaved = true
+	select {
+	case h.news <- struct{}{}:
+	default:
 	}
 }
 
@@ -149,14 +207,16 @@ func (h *hands) Crashes(what string) int {
 // Count implements actors.Hands.
 func (h *hands) Count(what string) bool {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	c := h.crashes[short(what)]
-	if c == nil || c.Counted >= c.Crashes {
-		return false
+	counts := c != nil && c.Counted < c.Crashes
+	if counts {
+		c.Counted++
 	}
-	c.Counted++
-	h.keep()
-	return true
+	h.mu.Unlock()
+	if counts {
+		h.keep()
+	}
+	return counts
 }
 
 // found counts one thing that was in hand.
@@ -203,11 +263,45 @@ func (h *hands) keep() {
 	}
 }
 
-func (h *hands) save() error {
+// keepChanges writes the counts if some were cleared since they were written.
+func (h *hands) keepChanges() {
+	h.mu.Lock()
+	unsaved := h.unsaved
+	h.mu.Unlock()
+	if unsaved {
+		h.keep()
+	}
+}
+
+// close writes what is not written yet, and is the end of writing. Handlers that
+// outlive their node still use the rest.
+func (h *hands) close() {
+	h.keepChanges()
+	h.saving.Lock()
+	defer h.saving.Unlock()
+	h.closed = true
+}
+
+func (h *hands) save() (err error) {
+	h.saving.Lock()
+	defer h.saving.Unlock()
+	if h.closed {
+		return nil
+	}
+	h.mu.Lock()
 	text, err := json.MarshalIndent(h.crashes, "", "  ")
+	h.unsaved = false
+	h.mu.Unlock()
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil { // the next change, or the stop, tries again
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.unsaved = true
+		}
+	}()
 	temp := h.path + ".new"
 	if err := os.WriteFile(temp, text, 0o600); err != nil {
 		return err

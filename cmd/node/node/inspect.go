@@ -152,21 +152,28 @@ func findKey(store *persistence.Store, def *entity.Definition, ref entity.Ref, r
 	return found, err
 }
 
-func inspectOutgoing(store *persistence.Store, ref entity.Ref, res *nodev1.InspectResponse) error {
-	lanes, err := store.Lanes(ref)
+// inspectOutgoing shows the lanes that the key's command has emitted to, the others
+// in which most rows wait, and then any. Those that wait come first.
+func inspectOutgoing(store *persistence.Store, ref entity.Ref, res *nodev1.InspectResponse) (err error) {
+	known := map[entity.Ref]bool{}
+	var named []*nodev1.InspectedLane
+	for _, e := range res.GetKey().GetOutcome().GetEmitted() { // few: an outcome names no more
+		to := entity.Ref{Tenant: ref.Tenant, Kind: e.GetKind(), ID: e.GetId()}
+		lane, err := store.Lane(ref, to)
+		if err != nil {
+			return err
+		}
+		if lane != nil && !known[to] {
+			known[to] = true
+			named = append(named, &nodev1.InspectedLane{Destination: protoRef(to), Lane: lane})
+		}
+	}
+	others, cut, err := otherLanes(store, ref, known, inspectMax-len(named))
 	if err != nil {
 		return err
 	}
-	for to, lane := range lanes {
-		res.Outgoing = append(res.Outgoing, &nodev1.InspectedLane{Destination: protoRef(to), Lane: lane})
-	}
-	slices.SortFunc(res.GetOutgoing(), func(a, b *nodev1.InspectedLane) int {
-		return cmp.Or(-cmp.Compare(waiting(a.GetLane()), waiting(b.GetLane())),
-			cmp.Compare(a.GetDestination().GetKind(), b.GetDestination().GetKind()), cmp.Compare(a.GetDestination().GetId(), b.GetDestination().GetId()))
-	})
-	if len(res.GetOutgoing()) > inspectMax {
-		res.Outgoing, res.Cut = res.Outgoing[:inspectMax], true
-	}
+	res.Outgoing, res.Cut = append(named, others...), cut
+	slices.SortFunc(res.GetOutgoing(), byWaiting)
 	for _, l := range res.GetOutgoing() {
 		if waiting(l.GetLane()) == 0 {
 			break
@@ -176,6 +183,51 @@ func inspectOutgoing(store *persistence.Store, ref entity.Ref, res *nodev1.Inspe
 		}
 	}
 	return nil
+}
+
+// otherLanes are the lanes of a source in which most rows wait, and then any, but
+// not those that are known already: at most limit of them. An entity may have opened
+// a million lanes: at no time there are more in memory than those of two pages.
+func otherLanes(store *persistence.Store, source entity.Ref, known map[entity.Ref]bool, limit int) (lanes []*nodev1.InspectedLane, cut bool, err error) {
+	add := func(page []persistence.LaneState) {
+		for _, l := range page {
+			if !known[l.Destination] {
+				lanes = append(lanes, &nodev1.InspectedLane{Destination: protoRef(l.Destination), Lane: l.Lane})
+			}
+		}
+		slices.SortFunc(lanes, byWaiting)
+		if len(lanes) > limit {
+			lanes, cut = slices.Clip(lanes[:limit]), true
+		}
+	}
+	for at := (persistence.Pair{Source: source}); ; {
+		page, err := store.LanesFrom(at, true, pageRows)
+		if err != nil {
+			return nil, false, err
+		}
+		add(page)
+		if len(page) < pageRows {
+			break
+		}
+		at = page[len(page)-1].Pair
+	}
+	if cut {
+		return lanes, cut, nil // more wait than are shown
+	}
+	for _, l := range lanes {
+		known[refOf(l.GetDestination())] = true
+	}
+	// As many as are known, and what there is room for, and one that tells that there
+	// are more.
+	page, err := store.LanesFrom(persistence.Pair{Source: source}, false, len(known)+limit-len(lanes)+1)
+	add(page)
+	return lanes, cut, err
+}
+
+// byWaiting is the order in which lanes are shown.
+func byWaiting(a, b *nodev1.InspectedLane) int {
+	return cmp.Or(-cmp.Compare(waiting(a.GetLane()), waiting(b.GetLane())),
+		cmp.Compare(a.GetDestination().GetKind(), b.GetDestination().GetKind()), cmp.Compare(a.GetDestination().GetId(), b.GetDestination().GetId()))
 }
 
 // firstRows are the first rows of a lane, without their events' bytes. They are read

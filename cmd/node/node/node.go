@@ -229,7 +229,7 @@ func (n *Node) openGateway(credentials *gateway.Credentials) (err error) {
 	n.auditor, n.watcher = newAuditor(n, registry), newWatcher(n)
 	writv1.RegisterGuaranteeServiceServer(n.server.Registrar(), &guaranteeService{node: n, credentials: credentials})
 	registry.MustRegister(shardCollector{n}, guaranteeCollector{n}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "writ_crashes_in_hand", Help: "Commands, queries and events that handlers were working on when a process of this node ended, in the last 24 h before its last start.",
+		Name: "writ_crashes_in_hand", Help: "Commands, queries and events that handlers were working on when a process of this node ended, in the last 24 h before its last start, and that were not done since.",
 	}, func() float64 { return float64(n.hands.known()) }), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "writ_quarantined_folders", Help: "Folders of damaged data that were set aside in this node's data folder.",
 	}, func() float64 {

@@ -148,6 +148,9 @@ func (n *Node) close(ctx context.Context) error {
 	if n.tracing != nil {
 		n.tracing.close(ctx)
 	}
+	if n.hands != nil {
+		n.hands.close() // before another process may have the folder
+	}
 	if n.identity != nil {
 		errs = append(errs, n.identity.Close())
 	}

@@ -4837,7 +4837,8 @@ type InspectResponse struct {
 	// The shard's log time, and the acceptance time up to which keys are forgotten.
 	LogTime        int64 `protobuf:"varint,6,opt,name=log_time,json=logTime,proto3" json:"log_time,omitempty"`
 	ExpiredThrough int64 `protobuf:"varint,7,opt,name=expired_through,json=expiredThrough,proto3" json:"expired_through,omitempty"`
-	// Lanes from this entity; the first 100 that hold rows come first.
+	// Lanes from this entity, at most 100, that to which the key's command emitted among
+	// them; those that hold rows come first.
 	Outgoing []*InspectedLane `protobuf:"bytes,8,rep,name=outgoing,proto3" json:"outgoing,omitempty"`
 	// Lanes to this entity, the first 100.
 	Incoming []*AuditLane `protobuf:"bytes,9,rep,name=incoming,proto3" json:"incoming,omitempty"`
