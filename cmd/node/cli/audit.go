@@ -114,7 +114,7 @@ func number(n uint64, one, many string) string {
 // countPaused counts the lanes that an operator has stopped; a shard's own audit
 // counts those that are parked.
 func (r *auditReport) countPaused(ctx context.Context, admin nodev1.AdminServiceClient) error {
-	return eachLane(ctx, admin, laneFilter{}, &nodev1.ListLanesRequest{ParkedOnly: true}, func(l foundLane) error {
+	return eachLane(ctx, admin, &nodev1.ListLanesRequest{ParkedOnly: true}, func(l foundLane) error {
 		if l.info.GetLane().GetStatus() == recordv1.Lane_PAUSED {
 			r.Paused++
 		}
@@ -132,10 +132,10 @@ func audit(ctx context.Context, admin nodev1.AdminServiceClient, wait time.Durat
 	if err != nil {
 		return nil, fmt.Errorf("status: %w", err)
 	}
-	shards := status.GetMeta().GetShards()
-	if len(shards) == 0 {
-		return nil, errors.New("the cluster has no shards yet: wait until it is ready")
+	if err := knowsShards(status); err != nil {
+		return nil, err
 	}
+	shards := status.GetMeta().GetShards()
 	if err := awaitQuiet(ctx, admin, shards, wait); err != nil {
 		return nil, err
 	}

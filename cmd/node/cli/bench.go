@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -193,7 +194,10 @@ type benchLoad struct {
 
 	progress io.Writer // nil: nobody watches
 
+	refuse context.CancelCauseFunc // ends the sending, with the first refusal
+
 	mu        sync.Mutex
+	failure   error                   // of the first command that has timed out
 	latency   *hdrhistogram.Histogram // microseconds
 	interval  *hdrhistogram.Histogram // of the interval that runs
 	intervals []benchInterval
@@ -220,7 +224,10 @@ func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient
 		return nil, err
 	}
 
-	sendCtx, stop := context.WithTimeout(ctx, l.config.Warmup+l.config.Duration)
+	sending, refuse := context.WithCancelCause(ctx)
+	defer refuse(nil)
+	l.refuse = refuse
+	sendCtx, stop := context.WithTimeout(sending, l.config.Warmup+l.config.Duration)
 	defer stop()
 	var wg sync.WaitGroup
 	begin := time.Now()
@@ -230,7 +237,7 @@ func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient
 	warm := time.NewTimer(l.config.Warmup)
 	select {
 	case <-warm.C:
-	case <-ctx.Done():
+	case <-sendCtx.Done():
 	}
 	l.measuring.Store(true)
 	start := time.Now()
@@ -239,6 +246,11 @@ func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient
 	seconds := time.Since(start).Seconds()
 	wg.Wait()
 	answered := time.Now()
+	if ctx.Err() == nil {
+		if err := cmp.Or(context.Cause(sending), l.nothing()); err != nil {
+			return nil, err
+		}
+	}
 	if err := awaitQuiet(ctx, admin, status.GetMeta().GetShards(), 2*time.Minute); err != nil {
 		return nil, err
 	}
@@ -256,6 +268,36 @@ func (l *benchLoad) measure(ctx context.Context, admin nodev1.AdminServiceClient
 	r.LatencyMS.Max = float64(l.latency.Max()) / 1e3
 	r.Intervals = l.intervals
 	return r, nil
+}
+
+// fails takes down a command without an outcome. What package client does not repeat
+// no other command changes either: the run ends, since its clients would go on to be
+// refused as fast as they can ask, and its figures would count what was not done.
+func (l *benchLoad) fails(ctx context.Context, err error) {
+	l.failed.Add(1)
+	if ctx.Err() != nil {
+		return
+	}
+	if e, ok := errors.AsType[*client.Error](err); !ok || e.Err == nil {
+		l.refuse(fmt.Errorf("a command was refused: %w", inWords(err, "")))
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failure = cmp.Or(l.failure, err)
+}
+
+// nothing is the error of a run that has measured nothing: its figures would be 0.
+func (l *benchLoad) nothing() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.counted.Load() > 0:
+		return nil
+	case l.failure != nil:
+		return fmt.Errorf("no command was executed: %w", inWords(l.failure, ""))
+	}
+	return errors.New("no command was answered while measuring: give a longer --duration or a higher --rate")
 }
 
 // watch returns when sending ends, and takes down interval after interval.
@@ -331,9 +373,7 @@ func (l *benchLoad) client(ctx, sendCtx context.Context, cl *client.Client) {
 		start := time.Now()
 		out, err := cl.Submit(ctx, "account", id, key, command, client.SubmitOptions{})
 		if err != nil {
-			if l.failed.Add(1); ctx.Err() != nil {
-				return
-			}
+			l.fails(ctx, err)
 			continue
 		}
 		l.acked.Add(1)
@@ -352,7 +392,7 @@ func (l *benchLoad) sendAgain(ctx context.Context, cl *client.Client, id, key st
 	l.sentTwice.Add(1)
 	again, err := cl.Submit(ctx, "account", id, key, command, client.SubmitOptions{})
 	if err != nil {
-		l.failed.Add(1)
+		l.fails(ctx, err)
 		return
 	}
 	if !again.Replayed || !proto.Equal(first.Reply, again.Reply) || !first.AcceptedAt.Equal(again.AcceptedAt) || first.Version != again.Version {

@@ -18,8 +18,10 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"writ/actors/account"
+	"writ/actors/client"
 	"writ/actors/entity"
 	"writ/cmd/node/node"
 	nodev1 "writ/proto/writ/node/v1"
@@ -227,6 +229,7 @@ func TestCommandLines(t *testing.T) {
 		one + `--json {"amount":5}`:                                             {1, []string{`unknown field "amount"; its fields: amount_minor, currency`}},
 		"submit --file " + filepath.Dir(limits):                                 {1, []string{"is a folder"}},
 		"bench --duration -3s":                                                  {2, []string{"--duration is -3s: it must not be negative; see"}},
+		"bench --clients 2 --duration 200ms --warmup 0s --duplicates 0.5":       {0, []string{"(answered differently: 0), failed 0", "OK: effects"}},
 		"dev --shards -1":                                                       {2, []string{"--shards is -1: it must not be negative; see"}},
 		"dev --shards=-1":                                                       {2, []string{"--shards: expected a valid 32 bit uint"}},
 		"submit --kind account":                                                 {2, []string{"--id is missing"}},
@@ -240,6 +243,12 @@ func TestCommandLines(t *testing.T) {
 		"lanes list --kind acount --json":                                       {1, []string{`kind "acount" ` + registered}},
 		"lanes list --destination statement":                                    {0, []string{"DESTINATION"}},
 		"lanes list --entity account":                                           {2, []string{`--entity "account": give KIND/ID`}},
+		"lanes skip --destination / --yes":                                      {2, []string{`--destination "/": give KIND/ID or KIND, e.g. statement/all or statement`}},
+		"lanes skip --destination statement/ --yes":                             {2, []string{`--destination "statement/": give KIND/ID or KIND`}},
+		"lanes list --destination /all":                                         {2, []string{`--destination "/all": give KIND/ID or KIND`}},
+		"outbox list --destination statement/":                                  {2, []string{`--destination "statement/": give KIND/ID or KIND`}},
+		"lanes replay --tenant default --destination= --yes":                    {2, []string{"--destination: it is empty: give a value, or leave the filter out"}},
+		"lanes skip --kind account --entity= --yes":                             {2, []string{"--entity: it is empty"}},
 		"lanes pause --destination ledger --yes":                                {1, []string{`kind "ledger" ` + registered}},
 		"lanes show account/a":                                                  {2, []string{"name the destination, too", "account/a statement/all"}},
 		"lanes show account/a ledger/all":                                       {1, []string{`kind "ledger" ` + registered}},
@@ -458,7 +467,7 @@ func TestLanesThatStand(t *testing.T) {
 	call(t, "lanes", "list", "--destination", "nowhere/x02").says(t, 0, "PARKED", "nowhere")
 	for _, args := range [][]string{{"--entity", "shop/a", "--key", "k0"}, {"--event", "shop/a#1.1"}} {
 		r := call(t, append([]string{"explain"}, args...)...)
-		r.says(t, 0, "event 1 was skipped by an operator, and the lane stands still until node lanes replay --entity shop/a.")
+		r.says(t, 0, "event 1 was skipped by an operator, and the lane stands still until \"node lanes replay --entity shop/a --destination nowhere/x00\".")
 		if strings.Contains(r.out, "on its way back") {
 			t.Errorf("nothing is on its way: %v", r)
 		}
@@ -492,6 +501,182 @@ func TestLanesThatStand(t *testing.T) {
 	call(t, "lanes", "pause", "--destination", "statement", "--yes").says(t, 0, "1 lane done")
 	call(t, "audit", "--wait", "1ms").says(t, 0, fmt.Sprintf("%d parked and 1 paused", lanes-2))
 	call(t, "lanes", "resume", "--destination", "statement", "--yes").says(t, 0, "1 lane done")
+}
+
+// TestLanesOfOneTenant covers an id that is in use in two tenants: a verb that names
+// the entity changes the lanes of one, and explain says how to name the other.
+func TestLanesOfOneTenant(t *testing.T) {
+	tokens := filepath.Join(t.TempDir(), "tokens.json")
+	if err := os.WriteFile(tokens, []byte(`{"op":{"tenant":"default","admin":true},"acme":"acme"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) {
+		cfg.Tokens, cfg.GossipKey = tokens, base64.StdEncoding.EncodeToString(make([]byte, 32))
+	}).Addresses().GRPC)
+	t.Setenv("WRIT_TOKEN", "op")
+	for _, token := range []string{"op", "acme"} {
+		call(t, "submit", "--token", token, "--kind", "shop", "--id", "a", "--key", "k", "--command", "writ.testing.v1.Act", "--json", `{"what":"emit","to_id":"x"}`).says(t, 0, "executed")
+	}
+	eventually(t, func() bool { return strings.Count(call(t, "lanes", "list", "--parked").out, "PARKED") == 2 })
+	skip := []string{"lanes", "skip", "--entity", "shop/a", "--yes"}
+	call(t, skip...).says(t, 0, "1 lane done")
+	call(t, skip...).says(t, 0, "the first row of 1 lane is skipped already")
+	call(t, "lanes", "list", "--entity", "shop/a").says(t, 0, "default", "row 1 skipped")
+	if r := call(t, "outbox", "list", "--entity", "shop/a", "--tenant", "acme"); strings.Contains(r.out, "(skipped)") || strings.Count(r.out, "shop/a#") != 1 {
+		t.Errorf("an event of another tenant: %v", r)
+	}
+	const flags = "--tenant acme --entity shop/a --destination nowhere/x"
+	call(t, "explain", "--tenant", "acme", "--entity", "shop/a").says(t, 0, `until "node lanes replay `+flags+`" or "node lanes skip `+flags+`".`)
+	call(t, append([]string{"lanes", "skip", "--yes"}, strings.Fields(flags)...)...).says(t, 0, "acme", "1 lane done")
+}
+
+// TestNodesThatKnowNothing covers a node that belongs to no cluster yet: it has nothing
+// to list and nothing to change, which is not a success, and another one is asked.
+func TestNodesThatKnowNothing(t *testing.T) {
+	t.Parallel()
+	forming, err := node.Start(t.Context(), node.Config{
+		ID: "n1", Dir: t.TempDir(), Cluster: "forming", InitialNodes: []string{"n1", "n2", "n3"}, Kinds: ownKinds(),
+		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Gossip: "127.0.0.1:0", Raft: "127.0.0.1:0",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if err := forming.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	alone := forming.Addresses().GRPC
+	both := alone + "," + startNode(t, nil).Addresses().GRPC
+	for line, text := range map[string]string{
+		"lanes list":              "DESTINATION",
+		"lanes replay --all":      "no parked lane matches",
+		"outbox list":             "no event waits",
+		"timers list":             "TIMER",
+		"crashes list":            "ELSEWHERE",
+		"crashes forget --all":    "n1: 0 forgotten",
+		"audit":                   "OK: effects",
+		"explain --entity shop/a": "never handled anything",
+	} {
+		t.Run(line, func(t *testing.T) {
+			t.Parallel()
+			call(t, append(strings.Fields(line), "--addr", both)...).says(t, 0, text)
+		})
+	}
+	const what = "node n1 knows of no shards: name another one in --addr, or wait until it is ready"
+	for _, line := range []string{"lanes replay --all", "crashes forget --all"} { // each is patient for some seconds
+		t.Run(line+", alone", func(t *testing.T) {
+			t.Parallel()
+			call(t, append(strings.Fields(line), "--addr", alone)...).says(t, 1, what)
+		})
+	}
+	t.Run("what it was asked before", func(t *testing.T) { // a node may lose its memory in between
+		conn, err := (&target{wait: newPatience(io.Discard)}).dial(alone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		admin := nodev1.NewAdminServiceClient(conn)
+		if err := eachShard(t.Context(), admin, func(uint32) error { return nil }); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("shards: %v", err)
+		}
+		if err := eachNode(t.Context(), admin, streams{io.Discard, io.Discard}, func(string) error { return nil }); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("nodes: %v", err)
+		}
+	})
+	t.Run("what is asked while it forms", func(t *testing.T) {
+		t.Parallel()
+		call(t, "cluster", "status", "--addr", alone).says(t, 0, "0 nodes, 0 shards", "as n1 sees it")
+		call(t, "cluster", "nodes", "--addr", alone).says(t, 0, "INCARNATION")
+		call(t, "cluster", "shards", "--addr", alone).says(t, 0, "LEARNERS")
+		call(t, "contract", "show", "--addr", alone).says(t, 1, "NOT HELD")
+		call(t, "health", "--http", forming.Addresses().HTTP).says(t, 1, `"ready":false`)
+	})
+}
+
+// TestBenchOfNothing covers loads of which nothing is executed: figures of 0 are no
+// result.
+func TestBenchOfNothing(t *testing.T) {
+	t.Setenv("WRIT_ADDR", startNode(t, func(cfg *node.Config) { cfg.Kinds = ownKinds()[2:] }).Addresses().GRPC)
+	for line, text := range map[string]string{
+		// It ends long before its time: a client that is refused does not go on.
+		"bench --clients 2 --duration 1h":                          `a command was refused: INVALID: kind "account" is not registered; registered: shop`,
+		"bench --clients 2 --duration 1s --warmup 1h":              `a command was refused: INVALID: kind "account"`,
+		"bench --clients 1 --duration 1ms --warmup 0s --rate 1e-6": "no command was answered while measuring: give a longer --duration or a higher --rate",
+	} {
+		r := call(t, strings.Fields(line)...)
+		r.says(t, 1, text)
+		if r.out != "" {
+			t.Errorf("%s shows figures: %v", line, r)
+		}
+	}
+}
+
+func TestFailuresOfBench(t *testing.T) {
+	late := &client.Error{Reason: client.ReasonOutcomeUnknown, Message: "timed out", Unknown: true, Err: context.DeadlineExceeded}
+	for name, tt := range map[string]struct {
+		counted int64
+		errs    []error
+		refused string // "": the run goes on
+		nothing string
+	}{
+		"timed out":              {0, []error{late}, "", "no command was executed: OUTCOME_UNKNOWN: timed out"},
+		"timed out among others": {1, []error{late}, "", ""},
+		"refused":                {1, []error{late, &client.Error{Reason: client.ReasonDenied, Message: "no"}, &client.Error{Reason: client.ReasonInvalid}}, "a command was refused: DENIED: no", ""},
+		"rejected":               {1, []error{&client.RejectedError{Reason: "SHUT", Message: "not now"}}, "a command was refused: rejected: SHUT: not now", ""},
+	} {
+		ctx, refuse := context.WithCancelCause(t.Context())
+		l := &benchLoad{refuse: refuse}
+		l.counted.Store(tt.counted)
+		for _, err := range tt.errs {
+			l.fails(t.Context(), err)
+		}
+		said := func(err error) string {
+			if err == nil {
+				return ""
+			}
+			return err.Error()
+		}
+		if got := said(context.Cause(ctx)); got != tt.refused {
+			t.Errorf("%s: refused: %q, want %q", name, got, tt.refused)
+		}
+		if got := said(l.nothing()); got != tt.nothing {
+			t.Errorf("%s: nothing: %q, want %q", name, got, tt.nothing)
+		}
+		if got := l.failed.Load(); got != int64(len(tt.errs)) {
+			t.Errorf("%s: %d failed", name, got)
+		}
+	}
+}
+
+func TestLaneFilter(t *testing.T) {
+	for name, tt := range map[string]struct {
+		filter laneFilter
+		want   *nodev1.LaneFilter // nil: refused
+	}{
+		"an entity":                  {laneFilter{Entity: "account/a"}, &nodev1.LaneFilter{Tenant: "default", SourceKind: "account", SourceId: "a"}},
+		"an entity of a tenant":      {laneFilter{Entity: "account/a", Tenant: "acme"}, &nodev1.LaneFilter{Tenant: "acme", SourceKind: "account", SourceId: "a"}},
+		"its kind, too":              {laneFilter{Entity: "account/a", Kind: "account"}, &nodev1.LaneFilter{Tenant: "default", SourceKind: "account", SourceId: "a"}},
+		"another kind":               {laneFilter{Entity: "account/a", Kind: "statement"}, nil},
+		"no entity":                  {laneFilter{Entity: "account/"}, nil},
+		"a kind, of all tenants":     {laneFilter{Kind: "account"}, &nodev1.LaneFilter{SourceKind: "account"}},
+		"a destination":              {laneFilter{Destination: "statement/a/b"}, &nodev1.LaneFilter{DestinationKind: "statement", DestinationId: "a/b"}},
+		"destinations of a kind":     {laneFilter{Destination: "statement"}, &nodev1.LaneFilter{DestinationKind: "statement"}},
+		"a destination without id":   {laneFilter{Destination: "statement/"}, nil},
+		"a destination without kind": {laneFilter{Destination: "/all"}, nil},
+		"neither":                    {laneFilter{Destination: "/"}, nil},
+	} {
+		got, err := tt.filter.proto()
+		if tt.want == nil {
+			if _, usage := errors.AsType[*usageError](err); !usage {
+				t.Errorf("%s: %v, %v", name, got, err)
+			}
+		} else if err != nil || !proto.Equal(got, tt.want) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
 }
 
 // TestLanesThatWait covers a lane that stands still for no reason that is stored.

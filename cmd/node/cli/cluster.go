@@ -8,6 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"google.golang.org/grpc"
+
 	nodev1 "writ/proto/writ/node/v1"
 )
 
@@ -28,13 +30,18 @@ type statusFlags struct {
 	JSON   bool `name:"json" help:"Print one JSON object."`
 }
 
-func (f statusFlags) status(ctx context.Context) (*nodev1.StatusResponse, error) {
-	admin, closeConn, err := f.admin(ctx)
+// status is what the first node says that answers, even if that is little: it is
+// asked while a cluster forms, too.
+func (f statusFlags) status(ctx context.Context) (s *nodev1.StatusResponse, err error) {
+	_, closeConn, err := f.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		s, err = nodev1.NewAdminServiceClient(conn).Status(ctx, &nodev1.StatusRequest{})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer closeConn()
-	return admin.Status(ctx, &nodev1.StatusRequest{})
+	closeConn()
+	return s, nil
 }
 
 // clusterStatusCommand prints the whole view of one node.

@@ -170,9 +170,6 @@ func (f waitFlags) await(ctx context.Context, std streams, what string, status f
 	var against time.Time // since when left has an error; zero: it has none
 	for {
 		s, err := status(ctx)
-		if err == nil && len(s.GetMeta().GetShards()) == 0 {
-			err = fmt.Errorf("node %s knows of no shards yet", s.GetNode())
-		}
 		came.Seconds = time.Since(begin).Seconds()
 		if err != nil {
 			against = time.Time{}

@@ -260,7 +260,7 @@ func TestAwait(t *testing.T) {
 					case 'e':
 						return nil, errors.New("no answer")
 					case 'n':
-						return &nodev1.StatusResponse{Meta: &nodev1.MetaState{Version: 9}}, nil
+						return nil, knowsShards(&nodev1.StatusResponse{Meta: &nodev1.MetaState{Version: 9}})
 					}
 					return &nodev1.StatusResponse{Meta: &nodev1.MetaState{Shards: []*nodev1.ShardPlacement{{}}}}, nil
 				}

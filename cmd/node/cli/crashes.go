@@ -110,6 +110,9 @@ func eachNode(ctx context.Context, admin nodev1.AdminServiceClient, std streams,
 	if err != nil {
 		return err
 	}
+	if err := knowsShards(st); err != nil { // nor does it know the nodes
+		return err
+	}
 	failed := 0
 	for _, name := range slices.Sorted(maps.Keys(st.GetMeta().GetNodes())) {
 		if st.GetMeta().GetNodes()[name].GetState() == nodev1.NodeEntry_REMOVED {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"writ/actors/gateway"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -348,8 +349,19 @@ func standsSkipped(l *nodev1.InspectedLane) bool {
 
 // skippedHere says how such a lane goes on.
 func skippedHere(l *nodev1.InspectedLane) string {
-	return fmt.Sprintf("event %d was skipped by an operator, and the lane stands still until node lanes %s --entity %s",
-		l.GetRows()[0].GetSequence(), goesOn(l.GetLane()), nameOf(l.GetRows()[0].GetSource()))
+	return fmt.Sprintf("event %d was skipped by an operator, and the lane stands still until \"node lanes %s %s\"",
+		l.GetRows()[0].GetSequence(), goesOn(l.GetLane()), laneFlags(l))
+}
+
+// laneFlags are the filters that pick a lane with rows, and no other one: a person
+// types what is read here.
+func laneFlags(l *nodev1.InspectedLane) string {
+	source := l.GetRows()[0].GetSource()
+	flags := fmt.Sprintf("--entity %s --destination %s", nameOf(source), nameOf(l.GetDestination()))
+	if tenant := source.GetTenant(); tenant != gateway.DefaultTenant {
+		flags = "--tenant " + tenant + " " + flags
+	}
+	return flags
 }
 
 func laneTo(seen *nodev1.InspectResponse, to *recordv1.Ref) *nodev1.InspectedLane {
@@ -533,8 +545,8 @@ func (x *explainer) why(l *nodev1.InspectedLane, row *recordv1.Row, there *desti
 	case there.err == nil && row.GetLaneSequence() <= there.seen.GetApplied():
 		return fmt.Sprintf("%s has applied it; the confirmation is on its way back.", to)
 	case lane.GetStatus() == recordv1.Lane_PARKED:
-		return fmt.Sprintf("The lane is parked at row %d after %s: %s. It stands still until \"node lanes replay --entity %[4]s\" or \"node lanes skip --entity %[4]s\".",
-			lane.GetConfirmed()+1, number(uint64(lane.GetAttempts()), "refused delivery", "refused deliveries"), lane.GetReason(), nameOf(row.GetSource()))
+		return fmt.Sprintf("The lane is parked at row %d after %s: %s. It stands still until \"node lanes replay %[4]s\" or \"node lanes skip %[4]s\".",
+			lane.GetConfirmed()+1, number(uint64(lane.GetAttempts()), "refused delivery", "refused deliveries"), lane.GetReason(), laneFlags(l))
 	case lane.GetStatus() == recordv1.Lane_PAUSED:
 		return fmt.Sprintf("An operator has paused the lane: %s.", lane.GetReason())
 	case there.err != nil:

@@ -34,6 +34,15 @@ func skipped(status recordv1.Lane_Status) *nodev1.InspectedLane {
 	return l
 }
 
+// ofTenant gives a lane to another tenant.
+func ofTenant(tenant string, l *nodev1.InspectedLane) *nodev1.InspectedLane {
+	l.Destination.Tenant = tenant
+	for _, row := range l.GetRows() {
+		row.Source.Tenant, row.Destination.Tenant = tenant, tenant
+	}
+	return l
+}
+
 func TestWhyARowWaits(t *testing.T) {
 	applied := func(n uint64) *destinationView {
 		return &destinationView{seen: &nodev1.InspectResponse{Applied: n}}
@@ -47,16 +56,23 @@ func TestWhyARowWaits(t *testing.T) {
 		"applied":         {laneOf(nil), 0, applied(1), "account/b has applied it; the confirmation is on its way"},
 		"next":            {laneOf(nil), 0, applied(0), "next at account/b"},
 		"behind others":   {laneOf(nil), 2, applied(0), "the rows between come first"},
-		"parked":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts = recordv1.Lane_PARKED, "poison", 8 }), 0, applied(0), "parked at row 1 after 8 refused deliveries: poison. It stands still until \"node lanes replay --entity account/a\" or \"node lanes skip --entity account/a\"."},
+		"parked":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason, l.Attempts = recordv1.Lane_PARKED, "poison", 8 }), 0, applied(0), "parked at row 1 after 8 refused deliveries: poison. It stands still until \"node lanes replay --entity account/a --destination account/b\" or \"node lanes skip --entity account/a --destination account/b\"."},
 		"paused":          {laneOf(func(l *recordv1.Lane) { l.Status, l.Reason = recordv1.Lane_PAUSED, "night" }), 0, applied(0), "paused the lane: night"},
 		"refused":         {laneOf(func(l *recordv1.Lane) { l.Attempts, l.Reason = 3, "no" }), 0, applied(0), "Row 1 was refused (3 attempts): no"},
 		"does not answer": {laneOf(nil), 0, &destinationView{err: errors.New("no leader")}, "does not answer (no leader)"},
 		"skipped": {
 			skipped(recordv1.Lane_PARKED), 0, applied(1),
-			"The lane waits: event 10 was skipped by an operator, and the lane stands still until node lanes replay --entity account/a.",
+			"The lane waits: event 10 was skipped by an operator, and the lane stands still until \"node lanes replay --entity account/a --destination account/b\".",
 		},
 		"behind a skipped one": {skipped(recordv1.Lane_PARKED), 2, applied(1), "event 10 was skipped by an operator"},
-		"skipped while paused": {skipped(recordv1.Lane_PAUSED), 0, applied(1), "until node lanes resume --entity account/a."},
+		"skipped while paused": {skipped(recordv1.Lane_PAUSED), 0, applied(1), "until \"node lanes resume --entity account/a --destination account/b\"."},
+		"parked, another tenant": {
+			ofTenant("acme", laneOf(func(l *recordv1.Lane) { l.Status = recordv1.Lane_PARKED })), 0, applied(0),
+			`or "node lanes skip --tenant acme --entity account/a --destination account/b".`,
+		},
+		"skipped, another tenant": {
+			ofTenant("acme", skipped(recordv1.Lane_PARKED)), 0, applied(1), `until "node lanes replay --tenant acme --entity account/a --destination account/b".`,
+		},
 		"skipped and replayed": {skipped(recordv1.Lane_ACTIVE), 0, applied(1), "The lane goes on without it; the confirmation is on its way back."},
 	} {
 		if got := (&explainer{}).why(tt.lane, tt.lane.GetRows()[tt.row], tt.there); !strings.Contains(got, tt.want) {
@@ -138,7 +154,7 @@ func TestExplainSkipped(t *testing.T) {
 	got := out.String()
 	for _, want := range []string{
 		"Event 10 of account/a, skipped by an operator, is row 1 of its lane to account/b",
-		"Row 1 in its lane to account/b: event 10 was skipped by an operator, and the lane stands still until node lanes replay --entity account/a.",
+		"Row 1 in its lane to account/b: event 10 was skipped by an operator, and the lane stands still until \"node lanes replay --entity account/a --destination account/b\".",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("nothing says %q in:\n%s", want, got)

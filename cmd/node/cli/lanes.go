@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"writ/actors/gateway"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -28,38 +29,54 @@ type lanesCommand struct {
 
 // laneFilter picks lanes on the command line.
 type laneFilter struct {
-	Tenant      string `help:"Only lanes of this tenant."`
-	Entity      string `placeholder:"KIND/ID" help:"Only lanes from this entity."`
-	Kind        string `help:"Only lanes from entities of this kind."`
-	Destination string `placeholder:"KIND[/ID]" help:"Only lanes to this entity, or to this kind."`
-	Reason      string `placeholder:"TEXT" help:"Only lanes whose reason contains this text."`
+	Tenant      filterText `placeholder:"TENANT" help:"Only lanes of this tenant; with --entity \"default\" unless given."`
+	Entity      filterText `placeholder:"KIND/ID" help:"Only lanes from this entity."`
+	Kind        filterText `placeholder:"KIND" help:"Only lanes from entities of this kind."`
+	Destination filterText `placeholder:"KIND[/ID]" help:"Only lanes to this entity, or to this kind."`
+	Reason      filterText `placeholder:"TEXT" help:"Only lanes whose reason contains this text."`
+}
+
+// filterText is the value of a filter; "" if the filter is not given.
+type filterText string
+
+// UnmarshalText implements encoding.TextUnmarshaler, for filters that are given. An
+// empty one is a script's variable that is not set, and would pick everything.
+func (f *filterText) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		return errors.New("it is empty: give a value, or leave the filter out")
+	}
+	*f = filterText(text)
+	return nil
 }
 
 func (f laneFilter) proto() (*nodev1.LaneFilter, error) {
-	out := &nodev1.LaneFilter{Tenant: f.Tenant, SourceKind: f.Kind, Reason: f.Reason}
+	out := &nodev1.LaneFilter{Tenant: string(f.Tenant), SourceKind: string(f.Kind), Reason: string(f.Reason)}
 	if f.Entity != "" {
-		ref, err := parseRef("--entity", f.Tenant, f.Entity)
+		ref, err := parseEntity(out.GetTenant(), out.GetSourceKind(), string(f.Entity))
 		if err != nil {
 			return nil, err
 		}
-		if f.Kind != "" && f.Kind != ref.GetKind() {
-			return nil, usage("--entity %q is not of --kind %q: give one of them", f.Entity, f.Kind)
-		}
-		out.SourceKind, out.SourceId = ref.GetKind(), ref.GetId()
+		out.Tenant, out.SourceKind, out.SourceId = ref.GetTenant(), ref.GetKind(), ref.GetId()
 	}
-	out.DestinationKind, out.DestinationId, _ = strings.Cut(f.Destination, "/")
+	kind, id, one := strings.Cut(string(f.Destination), "/")
+	if one && (kind == "" || id == "") {
+		return nil, usage("--destination %q: give KIND/ID or KIND, e.g. statement/all or statement", f.Destination)
+	}
+	out.DestinationKind, out.DestinationId = kind, id
 	return out, nil
 }
 
 // empty reports whether the filter picks every lane.
 func (f laneFilter) empty() bool { return f == laneFilter{} }
 
-func (f laneFilter) checkKinds(ctx context.Context, admin nodev1.AdminServiceClient) error {
-	filter, err := f.proto()
-	if err != nil {
-		return err
+// parseEntity reads --entity of a list, beside which --tenant and --kind may be
+// given. An id may be in use in every tenant: without one, one of them is meant.
+func parseEntity(tenant, kind, text string) (*recordv1.Ref, error) {
+	ref, err := parseRef("--entity", or(tenant, gateway.DefaultTenant), text)
+	if err == nil && kind != "" && kind != ref.GetKind() {
+		return nil, usage("--entity %q is not of --kind %q: give one of them", text, kind)
 	}
-	return checkKinds(ctx, admin, filter.GetSourceKind(), filter.GetDestinationKind())
+	return ref, err
 }
 
 // checkKinds refuses kinds that the node does not define; "" is none. It is for
@@ -84,16 +101,12 @@ type foundLane struct {
 	info  *nodev1.LaneInfo
 }
 
-// eachLane calls visit for every lane that passes, shard by shard. which says what
-// is asked beside the filter.
-func eachLane(ctx context.Context, admin nodev1.AdminServiceClient, f laneFilter, which *nodev1.ListLanesRequest, visit func(foundLane) error) error {
-	filter, err := f.proto()
-	if err != nil {
-		return err
-	}
+// eachLane calls visit for every lane that passes the filter of which, shard by
+// shard.
+func eachLane(ctx context.Context, admin nodev1.AdminServiceClient, which *nodev1.ListLanesRequest, visit func(foundLane) error) error {
 	found := false
-	err = eachShard(ctx, admin, func(shard uint32) error {
-		which.Shard, which.Filter = shard, filter
+	err := eachShard(ctx, admin, func(shard uint32) error {
+		which.Shard = shard
 		stream, err := admin.ListLanes(ctx, which)
 		return drain(stream, err, func(l *nodev1.LaneInfo) error {
 			found = true
@@ -103,12 +116,15 @@ func eachLane(ctx context.Context, admin nodev1.AdminServiceClient, f laneFilter
 	if err != nil || found {
 		return err
 	}
-	return f.checkKinds(ctx, admin)
+	return checkKinds(ctx, admin, which.GetFilter().GetSourceKind(), which.GetFilter().GetDestinationKind())
 }
 
 func eachShard(ctx context.Context, admin nodev1.AdminServiceClient, visit func(shard uint32) error) error {
 	status, err := admin.Status(ctx, &nodev1.StatusRequest{})
 	if err != nil {
+		return err
+	}
+	if err := knowsShards(status); err != nil {
 		return err
 	}
 	for _, s := range status.GetMeta().GetShards() {
@@ -148,13 +164,17 @@ type lanesListCommand struct {
 
 // Run implements the subcommand.
 func (c *lanesListCommand) Run(ctx context.Context, std streams) error {
+	filter, err := c.proto()
+	if err != nil {
+		return err
+	}
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeConn()
 	table := newLaneTable(std.out, c.JSON)
-	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: c.Parked}, func(l foundLane) (err error) {
+	if err := eachLane(ctx, admin, &nodev1.ListLanesRequest{ParkedOnly: c.Parked, Filter: filter}, func(l foundLane) (err error) {
 		if table.note, err = skippedFirst(ctx, admin, l); err != nil {
 			return err
 		}

@@ -86,13 +86,17 @@ func (c laneVerb) change(ctx context.Context, std streams, what string, from rec
 	if c.empty() && !c.All {
 		return usage("say which lanes: --entity, --kind, --destination, --reason, --tenant, or --all")
 	}
+	filter, err := c.proto()
+	if err != nil {
+		return err
+	}
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeConn()
 	var lanes []foundLane
-	if err := eachLane(ctx, admin, c.laneFilter, &nodev1.ListLanesRequest{ParkedOnly: from != recordv1.Lane_ACTIVE, Drained: true}, func(l foundLane) error {
+	if err := eachLane(ctx, admin, &nodev1.ListLanesRequest{ParkedOnly: from != recordv1.Lane_ACTIVE, Drained: true, Filter: filter}, func(l foundLane) error {
 		if got := l.info.GetLane(); got.GetStatus() == from || from == anyStanding && got.GetNumbered() > got.GetConfirmed() {
 			lanes = append(lanes, l)
 		}

@@ -24,15 +24,15 @@ type outboxListCommand struct {
 
 // Run implements the subcommand.
 func (c *outboxListCommand) Run(ctx context.Context, std streams) error {
+	filter, err := c.proto()
+	if err != nil {
+		return err
+	}
 	admin, closeConn, err := c.admin(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeConn()
-	filter, err := c.proto()
-	if err != nil {
-		return err
-	}
 	found := false
 	err = eachShard(ctx, admin, func(shard uint32) error {
 		stream, err := admin.ListOutbox(ctx, &nodev1.ListOutboxRequest{Shard: shard, Filter: filter, Limit: c.Limit})
@@ -48,7 +48,7 @@ func (c *outboxListCommand) Run(ctx context.Context, std streams) error {
 	if err != nil || found {
 		return err
 	}
-	if err := c.checkKinds(ctx, admin); err != nil || c.JSON {
+	if err := checkKinds(ctx, admin, filter.GetSourceKind(), filter.GetDestinationKind()); err != nil || c.JSON {
 		return err
 	}
 	text := "no event waits"

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"writ/actors/client"
+	"writ/cmd/node/node"
 	nodev1 "writ/proto/writ/node/v1"
 
 	// The example's messages are known without asking a node.
@@ -81,16 +82,30 @@ const (
 	connectPause = 250 * time.Millisecond
 )
 
-// admin connects to the first node that answers an operator's call.
+// admin connects to the first node that answers an operator's call and knows the
+// cluster's shards.
 func (t *target) admin(ctx context.Context) (nodev1.AdminServiceClient, func(), error) {
 	conn, closeConn, err := t.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
-		_, err := nodev1.NewAdminServiceClient(conn).Status(ctx, &nodev1.StatusRequest{})
-		return err
+		s, err := nodev1.NewAdminServiceClient(conn).Status(ctx, &nodev1.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		return knowsShards(s)
 	})
 	if err != nil {
 		return nil, nil, err
 	}
 	return nodev1.NewAdminServiceClient(conn), closeConn, nil
+}
+
+// knowsShards refuses the word of a node that belongs to no cluster yet, or not again
+// after a loss of memory: a list of no shards would look like one of which nothing is
+// to be told.
+func knowsShards(s *nodev1.StatusResponse) error {
+	if len(s.GetMeta().GetShards()) > 0 {
+		return nil
+	}
+	return noNews("node %s knows of no shards: name another one in --addr, or wait until it is ready (its /readyz says for what it waits)", s.GetNode())
 }
 
 // connect connects to the first node that passes a probe. It goes round until one
@@ -144,14 +159,17 @@ func (t *target) connect(ctx context.Context, probe func(context.Context, *grpc.
 const answerMax = 256 << 20
 
 // dial prepares the connection of operators to a node.
-func (t *target) dial(addr string) (*grpc.ClientConn, error) {
+func (t *target) dial(addr string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr, // the dialer resolves names, at each dial
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithNoProxy(),
-		grpc.WithDefaultServiceConfig(adminRetries),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerMax)),
-		grpc.WithChainUnaryInterceptor(wordsUnary(addr), bearerUnary(t.Token)),
-		grpc.WithChainStreamInterceptor(wordsStream(addr), bearerStream(t.Token)))
+		append([]grpc.DialOption{
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithNoProxy(),
+			node.OperatorPings(),
+			grpc.WithDefaultServiceConfig(adminRetries),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerMax)),
+			grpc.WithChainUnaryInterceptor(wordsUnary(addr), bearerUnary(t.Token)),
+			grpc.WithChainStreamInterceptor(wordsStream(addr), bearerStream(t.Token)),
+		}, more...)...)
 	if err != nil {
 		return nil, fmt.Errorf("address %q: %w", addr, err)
 	}

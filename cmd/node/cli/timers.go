@@ -19,7 +19,7 @@ type timersCommand struct {
 // timersListCommand lists timers.
 type timersListCommand struct {
 	target `embed:""`
-	Tenant string  `help:"Only timers of this tenant."`
+	Tenant string  `help:"Only timers of this tenant; with --entity \"default\" unless given."`
 	Entity string  `placeholder:"KIND/ID" help:"Only timers of this entity, parked ones included."`
 	Kind   string  `help:"Only timers of entities of this kind."`
 	Shard  *uint32 `help:"Only timers of this shard."`
@@ -32,17 +32,11 @@ type timersListCommand struct {
 func (c *timersListCommand) request() (*nodev1.ListTimersRequest, error) {
 	req := &nodev1.ListTimersRequest{Tenant: c.Tenant, Kind: c.Kind, LateOnly: c.Late, ParkedOnly: c.Parked, Limit: c.Limit}
 	if c.Entity != "" {
-		ref, err := parseRef("--entity", c.Tenant, c.Entity)
+		ref, err := parseEntity(c.Tenant, c.Kind, c.Entity)
 		if err != nil {
 			return nil, err
 		}
-		if c.Kind != "" && c.Kind != ref.GetKind() {
-			return nil, usage("--entity %q is not of --kind %q: give one of them", c.Entity, c.Kind)
-		}
-		req.Kind, req.Id = ref.GetKind(), ref.GetId()
-		if req.GetTenant() == "" {
-			req.Tenant = "default"
-		}
+		req.Tenant, req.Kind, req.Id = ref.GetTenant(), ref.GetKind(), ref.GetId()
 	}
 	return req, nil
 }

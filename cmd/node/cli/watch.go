@@ -60,6 +60,9 @@ func (w *watch) ask(ctx context.Context, conn *grpc.ClientConn) (*nodev1.StatusR
 	if err != nil {
 		return nil, err
 	}
+	if err := knowsShards(s); err != nil {
+		return nil, err
+	}
 	switch version := s.GetMeta().GetVersion(); {
 	case w.leaves != "" && s.GetNode() == w.leaves:
 		return nil, noNews("node %s is the one to be removed, and does not hear when it is out: name another one in --addr", w.leaves)

@@ -23,6 +23,7 @@ type door struct {
 	version atomic.Uint64
 	mute    atomic.Bool // answers nothing, and hangs up on nobody
 	broken  atomic.Bool
+	forming atomic.Bool
 }
 
 func (d *door) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
@@ -33,7 +34,11 @@ func (d *door) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.Sta
 	case d.broken.Load():
 		return nil, status.Error(codes.Unavailable, "broken")
 	}
-	return &nodev1.StatusResponse{Node: d.name, Meta: &nodev1.MetaState{Version: d.version.Load()}}, nil
+	res := &nodev1.StatusResponse{Node: d.name}
+	if !d.forming.Load() {
+		res.Meta = &nodev1.MetaState{Version: d.version.Load(), Shards: []*nodev1.ShardPlacement{{}}}
+	}
+	return res, nil
 }
 
 // doors are n1 and n2, and a watch that has both addresses.
@@ -75,6 +80,7 @@ func TestWatch(t *testing.T) {
 		"n1 answers":             {func(*door, *door, *watch) {}, "n1"},
 		"n1 is broken":           {func(n1, _ *door, _ *watch) { n1.broken.Store(true) }, "n2"},
 		"n1 is mute":             {func(n1, _ *door, _ *watch) { n1.mute.Store(true) }, "n2"},
+		"n1 knows nothing":       {func(n1, _ *door, _ *watch) { n1.forming.Store(true) }, "n2"},
 		"n1 is older than seen":  {func(n1, _ *door, _ *watch) { n1.version.Store(4) }, "n2"},
 		"n1 has not heard of it": {func(_, n2 *door, w *watch) { w.version = 6; n2.version.Store(7) }, "n2"},
 		"n2 is broken":           {func(_, n2 *door, _ *watch) { n2.broken.Store(true) }, "n1"},
@@ -105,8 +111,9 @@ func TestWatch(t *testing.T) {
 func TestWatchWithoutAnyNode(t *testing.T) {
 	t.Parallel()
 	n1, n2, w := doors(t)
-	if _, err := w.connect(t.Context()); err != nil {
-		t.Fatal(err)
+	n1.forming.Store(true) // an order is given to a node that knows the cluster
+	if _, err := w.connect(t.Context()); err != nil || w.version != n2.version.Load() {
+		t.Fatal(err, w.version)
 	}
 	n1.broken.Store(true)
 	n2.version.Store(4)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"writ/actors/gateway"
 	nodev1 "writ/proto/writ/node/v1"
@@ -34,7 +35,7 @@ func (s *guaranteeService) Get(ctx context.Context, req *writv1.GetGuaranteeRequ
 		return own, nil
 	}
 	views, silent := s.others(ctx, p)
-	return merge(append([]*writv1.Guarantee{own}, views...), silent), nil
+	return merge(append([]*writv1.Guarantee{own}, views...), silent, time.Now()), nil
 }
 
 // others asks all other nodes of the registry at once.
@@ -67,8 +68,9 @@ func (s *guaranteeService) others(ctx context.Context, p *parts) (views []*writv
 }
 
 // merge puts views together: a precondition is met if it is on every node, since
-// the last of them; if not, it is not met since the first.
-func merge(views []*writv1.Guarantee, silent []string) *writv1.Guarantee {
+// the last of them; if not, it is not met since the first. One of which a node has
+// the only evidence is not met, since now, while that node is silent: nobody knows.
+func merge(views []*writv1.Guarantee, silent []string, now time.Time) *writv1.Guarantee {
 	g := &writv1.Guarantee{Contract: views[0].GetContract(), Silent: silent}
 	evidence := map[clause][]string{}
 	by := map[string]*writv1.Precondition{}
@@ -86,6 +88,13 @@ func merge(views []*writv1.Guarantee, silent []string) *writv1.Guarantee {
 			// The first lines are the node's own; the others are made anew.
 			if own := ownEvidence(clause(c.GetName())); own && len(c.GetEvidence()) > 0 {
 				evidence[clause(c.GetName())] = append(evidence[clause(c.GetName())], c.GetEvidence()[0])
+			}
+		}
+	}
+	for _, pre := range preconditions() {
+		for _, node := range silent {
+			if view := by[pre.name]; view != nil && pre.own {
+				add(view, &writv1.Precondition{Since: timestamppb.New(now), Reasons: []string{node + ": no answer"}})
 			}
 		}
 	}

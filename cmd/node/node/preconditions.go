@@ -69,6 +69,9 @@ type precondition struct {
 	name   string
 	clause clause
 	about  string
+	// own: what it is judged by is known to one node alone, of its replicas and disk,
+	// or of the shards that it leads. What is known to all need not be told by each.
+	own bool
 	// unmet says why it is not met, "" if it is.
 	unmet func(observation) string
 }
@@ -76,16 +79,16 @@ type precondition struct {
 // preconditions are all of them. Their names are labels and stand in alerts.
 func preconditions() []precondition {
 	return []precondition{
-		{"effects_match_keys", clauseScope, "the auditor's recount finds as many effects as keys, and no contradiction in the stores", found(foundRecount)},
-		{"window_agreed", clauseWindow, "this node's settings equal the contract's", windowAgreed},
-		{"window_covers_retries", clauseWindow, "no kind's window is shorter than the time for which clients may retry", windowCovers},
-		{"replicas_equal", clauseReplay, "all replicas of a shard have the same content at one index, so that any of them would replay the same", found(foundReplicas)},
-		{"leaders_known", clauseDegradation, "every shard has a leader", leadersKnown},
-		{"meta_group", clauseDegradation, "the meta group answers", func(o observation) string { return o.meta }},
-		{"replicas_complete", clauseDegradation, "every shard has all its voters, and they are alive", replicasComplete},
-		{"storage_sound", clauseDegradation, "no replica is in quarantine or has failed", storageSound},
-		{"disk_space", clauseDegradation, "the data disk has room", func(o observation) string { return o.disk }},
-		{"lanes_agree", clauseBoundary, "both ends of every lane agree: nothing is applied that was not sent, nothing confirmed that was not applied", found(foundPhantom, foundLost)},
+		{"effects_match_keys", clauseScope, "the auditor's recount finds as many effects as keys, and no contradiction in the stores", true, found(foundRecount)},
+		{"window_agreed", clauseWindow, "this node's settings equal the contract's", true, windowAgreed},
+		{"window_covers_retries", clauseWindow, "no kind's window is shorter than the time for which clients may retry", false, windowCovers},
+		{"replicas_equal", clauseReplay, "all replicas of a shard have the same content at one index, so that any of them would replay the same", true, found(foundReplicas)},
+		{"leaders_known", clauseDegradation, "every shard has a leader", false, leadersKnown},
+		{"meta_group", clauseDegradation, "the meta group answers", false, func(o observation) string { return o.meta }},
+		{"replicas_complete", clauseDegradation, "every shard has all its voters, and they are alive", true, replicasComplete},
+		{"storage_sound", clauseDegradation, "no replica is in quarantine or has failed", true, storageSound},
+		{"disk_space", clauseDegradation, "the data disk has room", true, func(o observation) string { return o.disk }},
+		{"lanes_agree", clauseBoundary, "both ends of every lane agree: nothing is applied that was not sent, nothing confirmed that was not applied", true, found(foundPhantom, foundLost)},
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -119,10 +120,42 @@ func TestMergedViews(t *testing.T) {
 		"two broken":   {[]*writv1.Guarantee{view("a", 50, "full"), view("b", 30, "full"), view("c", 60, "")}, false, 30, 2},
 		"first broken": {[]*writv1.Guarantee{view("a", 5, "full"), view("b", 30, "")}, false, 5, 1},
 	} {
-		g := merge(tt.views, nil)
+		g := merge(tt.views, nil, time.Unix(99, 0))
 		c := g.GetClauses()[3]
 		if g.GetHeld() != tt.held || c.GetHeld() != tt.held || c.GetSince().GetSeconds() != tt.since || len(g.GetPreconditions()[0].GetReasons()) != tt.reasons {
 			t.Errorf("%s: %v", name, g)
+		}
+	}
+}
+
+// TestSilentNodesAreNotVouchedFor covers that nothing of which a node has the only
+// evidence counts as met while that node does not answer, and that what all know does.
+func TestSilentNodesAreNotVouchedFor(t *testing.T) {
+	const now = 99
+	view := func(node, broken string) *writv1.Guarantee {
+		g := &writv1.Guarantee{Nodes: []string{node}}
+		for _, pre := range preconditions() {
+			g.Preconditions = append(g.Preconditions, &writv1.Precondition{Name: pre.name, Met: pre.name != broken, Since: &timestamppb.Timestamp{Seconds: 10}})
+		}
+		return g
+	}
+	known := []string{"window_covers_retries", "leaders_known", "meta_group"}
+	g := merge([]*writv1.Guarantee{view("n1", "disk_space"), view("n2", "")}, []string{"n3", "n4"}, time.Unix(now, 0))
+	if g.GetHeld() {
+		t.Error("it is held though two nodes do not answer")
+	}
+	for _, pre := range g.GetPreconditions() {
+		all, since := slices.Contains(known, pre.GetName()), int64(now)
+		if all || pre.GetName() == "disk_space" { // not met before, on n1
+			since = 10
+		}
+		if told := strings.Join(pre.GetReasons(), ", ") == "n3: no answer, n4: no answer"; pre.GetMet() != all || told == all || pre.GetSince().GetSeconds() != since {
+			t.Errorf("%v", pre)
+		}
+	}
+	for _, c := range g.GetClauses() {
+		if c.GetHeld() || strings.Count(strings.Join(c.GetEvidence(), "\n"), "n3: no answer") != 1 {
+			t.Errorf("clause %v", c)
 		}
 	}
 }

@@ -287,7 +287,11 @@ func conclude(g *writv1.Guarantee, evidence map[clause][]string) {
 			}
 			if !view.GetMet() {
 				c.Violated = append(c.Violated, pre.name)
-				c.Evidence = append(c.Evidence, view.GetReasons()...)
+				for _, reason := range view.GetReasons() {
+					if !slices.Contains(c.Evidence, reason) { // a silent node is one for each of them
+						c.Evidence = append(c.Evidence, reason)
+					}
+				}
 			}
 		}
 		c.Since = timestamppb.New(since)
