@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"strings"
 	"text/tabwriter"
@@ -122,13 +123,24 @@ func printNodes(w io.Writer, s *nodev1.StatusResponse) error {
 	}
 	sort.Strings(names)
 	table := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(table, "NODE\tSTATE\tALIVE\tZONE\tREPLICAS\tLEADS\tFORMATS\tGRPC\tINCARNATION")
+	fmt.Fprintln(table, "NODE\tSTATE\tALIVE\tZONE\tREPLICAS\tLEADS\tMETA\tFORMATS\tGRPC\tINCARNATION")
 	for _, name := range names {
 		n, m := s.GetMeta().GetNodes()[name], members[name]
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", name, strings.ToLower(n.GetState().String()), yesNo(m.GetAlive()),
-			or(n.GetZone(), "-"), replicas[name], leads[name], formatRange(n.GetFormatMax()), or(m.GetGrpc(), "-"), n.GetIncarnation())
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", name, strings.ToLower(n.GetState().String()), yesNo(m.GetAlive()),
+			or(n.GetZone(), "-"), replicas[name], leads[name], metaRole(s, name), formatRange(n.GetFormatMax()), or(m.GetGrpc(), "-"), n.GetIncarnation())
 	}
 	return table.Flush()
+}
+
+// metaRole is a node's part in the meta group.
+func metaRole(s *nodev1.StatusResponse, node string) string {
+	switch {
+	case slices.Contains(s.GetMetaVoters(), node):
+		return "voter"
+	case slices.Contains(s.GetMetaLearners(), node):
+		return "learner"
+	}
+	return "-"
 }
 
 func printShards(w io.Writer, s *nodev1.StatusResponse) error {

@@ -35,7 +35,7 @@ func (s *guaranteeService) Get(ctx context.Context, req *writv1.GetGuaranteeRequ
 		return own, nil
 	}
 	views, silent := s.others(ctx, p)
-	return merge(append([]*writv1.Guarantee{own}, views...), silent, time.Now()), nil
+	return merge(append([]*writv1.Guarantee{own}, views...), silent, s.down, time.Now()), nil
 }
 
 // others asks all other nodes of the registry at once.
@@ -67,10 +67,18 @@ func (s *guaranteeService) others(ctx context.Context, p *parts) (views []*writv
 	return views, silent
 }
 
+// down reports whether gossip holds a node for dead, or does not know it.
+func (s *guaranteeService) down(name string) bool {
+	m, ok := s.node.gossip.Lookup(name)
+	return !ok || !m.Alive
+}
+
 // merge puts views together: a precondition is met if it is on every node, since
 // the last of them; if not, it is not met since the first. One of which a node has
 // the only evidence is not met, since now, while that node is silent: nobody knows.
-func merge(views []*writv1.Guarantee, silent []string, now time.Time) *writv1.Guarantee {
+// A node that is down leads nothing, and what it knew of the shards that it led their
+// new leaders find: it tells of its replicas and its disk only.
+func merge(views []*writv1.Guarantee, silent []string, down func(node string) bool, now time.Time) *writv1.Guarantee {
 	g := &writv1.Guarantee{Contract: views[0].GetContract(), Silent: silent}
 	evidence := map[clause][]string{}
 	by := map[string]*writv1.Precondition{}
@@ -93,7 +101,7 @@ func merge(views []*writv1.Guarantee, silent []string, now time.Time) *writv1.Gu
 	}
 	for _, pre := range preconditions() {
 		for _, node := range silent {
-			if view := by[pre.name]; view != nil && pre.own {
+			if view := by[pre.name]; view != nil && pre.own && (pre.clause == clauseDegradation || !down(node)) {
 				add(view, &writv1.Precondition{Since: timestamppb.New(now), Reasons: []string{node + ": no answer"}})
 			}
 		}

@@ -120,7 +120,7 @@ func TestMergedViews(t *testing.T) {
 		"two broken":   {[]*writv1.Guarantee{view("a", 50, "full"), view("b", 30, "full"), view("c", 60, "")}, false, 30, 2},
 		"first broken": {[]*writv1.Guarantee{view("a", 5, "full"), view("b", 30, "")}, false, 5, 1},
 	} {
-		g := merge(tt.views, nil, time.Unix(99, 0))
+		g := merge(tt.views, nil, nil, time.Unix(99, 0))
 		c := g.GetClauses()[3]
 		if g.GetHeld() != tt.held || c.GetHeld() != tt.held || c.GetSince().GetSeconds() != tt.since || len(g.GetPreconditions()[0].GetReasons()) != tt.reasons {
 			t.Errorf("%s: %v", name, g)
@@ -139,8 +139,13 @@ func TestSilentNodesAreNotVouchedFor(t *testing.T) {
 		}
 		return g
 	}
+	views := func() []*writv1.Guarantee { return []*writv1.Guarantee{view("n1", "disk_space"), view("n2", "")} }
 	known := []string{"window_covers_retries", "leaders_known", "meta_group"}
-	g := merge([]*writv1.Guarantee{view("n1", "disk_space"), view("n2", "")}, []string{"n3", "n4"}, time.Unix(now, 0))
+	down := map[string]bool{}
+	merged := func() *writv1.Guarantee {
+		return merge(views(), []string{"n3", "n4"}, func(node string) bool { return down[node] }, time.Unix(now, 0))
+	}
+	g := merged()
 	if g.GetHeld() {
 		t.Error("it is held though two nodes do not answer")
 	}
@@ -156,6 +161,12 @@ func TestSilentNodesAreNotVouchedFor(t *testing.T) {
 	for _, c := range g.GetClauses() {
 		if c.GetHeld() || strings.Count(strings.Join(c.GetEvidence(), "\n"), "n3: no answer") != 1 {
 			t.Errorf("clause %v", c)
+		}
+	}
+	down["n3"], down["n4"] = true, true
+	for _, c := range merged().GetClauses() {
+		if degraded := c.GetName() == string(clauseDegradation); c.GetHeld() == degraded {
+			t.Errorf("with both down: clause %v", c)
 		}
 	}
 }
