@@ -296,6 +296,24 @@ func (l *limitWorld) parked(texts ...string) {
 	})
 }
 
+// passivated uses five entities, of which two may stay in memory.
+func (l *limitWorld) passivated(what string, n int) (*writv1.SubmitRequest, answer) {
+	l.t.Helper()
+	for i := range 5 {
+		if _, got := l.submit(fmt.Sprint(i), what, n); got.code != codes.OK {
+			l.t.Errorf("entity %d: %v", i, got)
+		}
+	}
+	eventually(l.t, func(ctx context.Context) (any, error) {
+		const want = "\nwrit_passivations_total 3\n"
+		if told := l.c.metrics(ctx, "n1"); !strings.Contains(told, want) {
+			return nil, fmt.Errorf("the metrics do not say %q:\n%s", want, told)
+		}
+		return nil, nil
+	})
+	return nil, answer{}
+}
+
 // refused checks what came back from above a limit.
 func (l *limitWorld) refused(name string, most int64, over func(*limitWorld) (*writv1.SubmitRequest, answer)) {
 	l.t.Helper()
@@ -422,6 +440,12 @@ func limitRows() map[string]limitRow {
 			l.hold(l.large("a", "wait", 900))
 			req := l.large("a", "none", 900)
 			return req, submit(l.t.Context(), l.cl, req)
+		}},
+		"entities.Activations": {func(l *node.Limits) { l.Entities.Activations = 2 }, func(l *limitWorld) (*writv1.SubmitRequest, answer) {
+			return l.passivated("none", 0)
+		}},
+		"entities.ActivationBytes": {func(l *node.Limits) { l.Entities.ActivationBytes = 2100 }, func(l *limitWorld) (*writv1.SubmitRequest, answer) {
+			return l.passivated("state", 1000)
 		}},
 		"entities.Waits": {func(l *node.Limits) { l.Entities.Waits = 1 }, func(l *limitWorld) (*writv1.SubmitRequest, answer) {
 			ctx, leave := context.WithCancel(l.t.Context())
