@@ -28,12 +28,15 @@ type gate struct {
 	// those of terms that have ended.
 	children map[string]*entry
 	// used: entries by the time of their last work, oldest first.
-	used     *list.List
-	now      time.Time // of the last tick: good enough for idle times
-	takeover takeover
-	timers   timers
-	expiring bool // an Expire record is in flight
-	closing  bool
+	used *list.List
+	// busy and busyBytes are how many of the entries are busy, and their bytes then.
+	busy      int
+	busyBytes int64
+	now       time.Time // of the last tick: good enough for idle times
+	takeover  takeover
+	timers    timers
+	expiring  bool // an Expire record is in flight
+	closing   bool
 	// entities are the props of all activations: spawning takes the next one.
 	entities *actor.Props
 	next     *activation
@@ -57,9 +60,11 @@ type entry struct {
 	bounced  []*call // work that it gave back: older than what is held
 	usedAt   time.Time
 	place    *list.Element
-	starting bool // counts against the bound of takeover
-	again    bool // start it again when it has ended
-	later    bool // … but not at once
+	starting bool  // counts against the bound of takeover
+	busy     bool  // would not end when it was last asked, and has had no call since
+	heavy    int64 // its bytes in busyBytes
+	again    bool  // start it again when it has ended
+	later    bool  // … but not at once
 }
 
 // entryState is what the gate does with work for the entity.
@@ -224,6 +229,7 @@ func (g *gate) endTerm(now bool) {
 		}
 	}
 	clear(g.entries)
+	g.busy, g.busyBytes = 0, 0
 	g.shard.crowded.clear()
 	g.used.Init()
 }
@@ -268,6 +274,7 @@ func (g *gate) take(c actor.Context, call *call) {
 	}
 	call.entity = count
 	g.touch(e)
+	g.markBusy(e, false)
 	if e.state == serving {
 		g.rt.send(e.pid, call)
 	} else {
@@ -312,6 +319,7 @@ func (g *gate) buried(c actor.Context, who *actor.PID) {
 		g.rt.log.Error("an activation ended by itself", g.attr(), slog.String("entity", e.ref.String()))
 	}
 	delete(g.entries, e.ref)
+	g.markBusy(e, false)
 	g.shard.crowded.forget(e)
 	g.used.Remove(e.place)
 	calls := append(e.bounced, e.held...)

@@ -23,9 +23,11 @@ func (g *gate) touch(e *entry) {
 
 // sweep asks activations to end that are idle: all that have been unused for long,
 // and of the others the longest unused ones if there are more than the limits allow.
+// Those that are busy do not count towards the limits: no others would live beside
+// them while a destination is away.
 func (g *gate) sweep() {
 	oldest, limits := g.now.Add(-g.rt.cfg.Passivation), g.rt.cfg.Limits
-	tooMany, tooLarge := len(g.entries)-limits.Activations, g.shard.states.Load()-limits.ActivationBytes
+	tooMany, tooLarge := len(g.entries)-g.busy-limits.Activations, g.shard.states.Load()-g.busyBytes-limits.ActivationBytes
 	for range g.used.Len() {
 		e := g.used.Front().Value.(*entry)
 		if e.usedAt.After(oldest) && tooMany <= 0 && tooLarge <= 0 {
@@ -33,7 +35,9 @@ func (g *gate) sweep() {
 		}
 		g.touch(e) // whatever it answers, it has its turn only once
 		if e.state == serving && e.calls.items.Load() == 0 && e.events.items.Load() == 0 {
-			tooMany, tooLarge = tooMany-1, tooLarge-e.bytes.Load()
+			if !e.busy {
+				tooMany, tooLarge = tooMany-1, tooLarge-e.bytes.Load()
+			}
 			g.retire(e)
 		}
 	}
@@ -57,10 +61,24 @@ func (g *gate) carryOn(e *entry) {
 		return
 	}
 	e.state = serving
+	g.markBusy(e, true)
 	for _, call := range e.held {
 		g.rt.send(e.pid, call)
 	}
 	e.held = nil
+}
+
+// markBusy notes whether an activation would not end when it was asked.
+func (g *gate) markBusy(e *entry, busy bool) {
+	if e.busy == busy {
+		return
+	}
+	if e.busy = busy; busy {
+		e.heavy = e.bytes.Load()
+		g.busy, g.busyBytes = g.busy+1, g.busyBytes+e.heavy
+	} else {
+		g.busy, g.busyBytes = g.busy-1, g.busyBytes-e.heavy
+	}
 }
 
 // takeBack keeps work that an ending activation has not begun.

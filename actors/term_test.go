@@ -334,6 +334,34 @@ func TestMoreThanMayLive(t *testing.T) {
 	}
 }
 
+// Entities that cannot end, since their destination is away, take nobody else's place.
+func TestBusyOnesTakeNoPlace(t *testing.T) {
+	const busy, idle = 50, 10
+	limits := actors.DefaultLimits()
+	limits.Activations = idle
+	w := newWorld(t, worldConfig{
+		kinds:  []entity.Definer{emitter("a"), kind("b", hooks{})},
+		change: func(c *actors.Config) { c.Limits, c.Passivation = limits, 80*time.Hour }, // a tick is a second
+	})
+	w.courier.set(func(*nodev1.DeliverRequest, deliverFunc) (*nodev1.DeliverResponse, error) {
+		return nil, errors.New("no way")
+	})
+	for i := range busy {
+		w.must(ref("a", fmt.Sprint(i)), "k", &text{Value: "b/1"})
+	}
+	for i := range idle {
+		w.must(ref("b", fmt.Sprint(i)), "k", &num{Value: 1})
+	}
+	for more := range 3 {
+		w.must(ref("b", fmt.Sprint(idle+more)), "k", &num{Value: 1})
+		w.metrics.until(t, func() bool { return w.metrics.get("passivations") > more })
+		if live := w.metrics.get("activations") - w.metrics.get("passivations"); live != busy+idle {
+			t.Fatalf("%d entities live, want %d that are busy and %d others", live, busy, idle)
+		}
+	}
+	w.courier.set(nil)
+}
+
 // Work in the mailbox is activity, and rows in the outbox are too.
 func TestBusyIsNotIdle(t *testing.T) {
 	free := make(chan struct{})

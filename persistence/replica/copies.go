@@ -94,12 +94,6 @@ func (c *copies) make() (*fileCopy, error) {
 	if c.isClosed() {
 		return nil, ErrClosed
 	}
-	promised, err := c.promise()
-	c.short.note(c.replica.logger, err)
-	if err != nil {
-		return nil, err
-	}
-	defer promised.end()
 	store := c.replica.store
 	ctx, cancel := context.WithTimeout(c.replica.ctx, freshenLimit)
 	defer cancel()
@@ -163,6 +157,13 @@ func (c *copies) copyFile() (path string, head *recordv1.ShardMeta, err error) {
 		return "", nil, c.replica.ctx.Err()
 	}
 	defer func() { <-slot }()
+	// Those that wait for the slot must not take room from what is written now.
+	promised, err := c.promise()
+	c.short.note(c.replica.logger, err)
+	if err != nil {
+		return "", nil, err
+	}
+	defer promised.end()
 	index, _ := c.replica.store.FlushedIndex()
 	c.mu.Lock()
 	c.pin(index)

@@ -155,7 +155,7 @@ func (l *leadership) run(notices <-chan bool, failed, stop <-chan struct{}) {
 			if !leading {
 				l.lose(errLost)
 			}
-			l.leading = leading
+			l.leading, l.handing = leading, time.Time{}
 			l.again(0)
 		case <-failed:
 			failed = nil

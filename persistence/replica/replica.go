@@ -204,7 +204,7 @@ func (r *Replica) Ready() (ok bool, reason string) {
 	if ok {
 		r.snaps.short.over()
 	} else if why := r.snaps.short.why(); why != "" {
-		reason = why
+		reason += "; " + why
 	}
 	switch member, voter := r.suffrage(); {
 	case !member || voter:

@@ -120,13 +120,16 @@ func (a *admin) ForgetCrashes(ctx context.Context, req *nodev1.ForgetCrashesRequ
 	return &nodev1.ForgetCrashesResponse{Node: a.node.cfg.ID, Forgotten: uint32(forgotten)}, nil
 }
 
-// own is how often this node's processes have ended with each thing in hand.
+// own is how often this node's processes have ended with each thing in hand that no
+// other node has done since.
 func (h *hands) own() map[string]uint32 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := map[string]uint32{}
 	for what, c := range h.crashes {
-		out[what] = uint32(c.Crashes)
+		if !c.DoneElsewhere {
+			out[what] = uint32(c.Crashes)
+		}
 	}
 	return out
 }
@@ -147,7 +150,9 @@ func (h *hands) heardDone(done []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, what := range done {
-		if h.drop(what) {
+		h.dropElsewhere(what)
+		if c := h.crashes[what]; c != nil && !c.DoneElsewhere {
+			c.DoneElsewhere = true
 			h.changed()
 		}
 	}

@@ -67,17 +67,30 @@ func (s *guaranteeService) others(ctx context.Context, p *parts) (views []*writv
 	return views, silent
 }
 
-// down reports whether gossip holds a node for dead, or does not know it.
+// down reports whether gossip holds a node for dead.
 func (s *guaranteeService) down(name string) bool {
 	m, ok := s.node.gossip.Lookup(name)
-	return !ok || !m.Alive
+	return ok && !m.Alive
+}
+
+// connected reports whether a node sees a leader of every group, so that a node that
+// is down for it has successors: it may itself be the one that is cut off.
+func connected(view *writv1.Guarantee) bool {
+	met := 0
+	for _, pre := range view.GetPreconditions() {
+		if (pre.GetName() == "leaders_known" || pre.GetName() == "meta_group") && pre.GetMet() {
+			met++
+		}
+	}
+	return met == 2
 }
 
 // merge puts views together: a precondition is met if it is on every node, since
 // the last of them; if not, it is not met since the first. One of which a node has
 // the only evidence is not met, since now, while that node is silent: nobody knows.
 // A node that is down leads nothing, and what it knew of the shards that it led their
-// new leaders find: it tells of its replicas and its disk only.
+// new leaders find, if there are any: then it tells of its replicas and its disk only.
+// The first view is that of the node that asks.
 func merge(views []*writv1.Guarantee, silent []string, down func(node string) bool, now time.Time) *writv1.Guarantee {
 	g := &writv1.Guarantee{Contract: views[0].GetContract(), Silent: silent}
 	evidence := map[clause][]string{}
@@ -99,9 +112,10 @@ func merge(views []*writv1.Guarantee, silent []string, down func(node string) bo
 			}
 		}
 	}
+	gone := func(node string) bool { return connected(views[0]) && down(node) }
 	for _, pre := range preconditions() {
 		for _, node := range silent {
-			if view := by[pre.name]; view != nil && pre.own && (pre.clause == clauseDegradation || !down(node)) {
+			if view := by[pre.name]; view != nil && pre.own && (pre.clause == clauseDegradation || !gone(node)) {
 				add(view, &writv1.Precondition{Since: timestamppb.New(now), Reasons: []string{node + ": no answer"}})
 			}
 		}

@@ -55,6 +55,10 @@ type crashCount struct {
 	// Counted are the crashes that were counted elsewhere, through the log.
 	Counted int       `json:"counted"`
 	Last    time.Time `json:"last"`
+	// DoneElsewhere: another node has done it since the last of them. So it is not what
+	// is done that ends processes, but it may be this node's program, or its machine:
+	// they count here, and for no other node.
+	DoneElsewhere bool `json:"done_elsewhere,omitempty"`
 }
 
 const (
@@ -170,6 +174,12 @@ func (h *hands) drop(what string) (known bool) {
 		known = true
 		delete(h.crashes, what)
 	}
+	return h.dropElsewhere(what) || known
+}
+
+// dropElsewhere forgets what other nodes have told of one thing, and reports whether
+// they had. The caller holds mu.
+func (h *hands) dropElsewhere(what string) (known bool) {
 	for node, crashes := range h.elsewhere {
 		if _, said := crashes[what]; !said {
 			continue
@@ -227,7 +237,7 @@ func (h *hands) found(what string) {
 		h.crashes[what] = c
 	}
 	c.Crashes++
-	c.Last = h.clock()
+	c.Last, c.DoneElsewhere = h.clock(), false
 	h.log.Warn("the process ended while a handler had this in hand", slog.String("what", what), slog.Int("times", c.Crashes))
 }
 

@@ -92,8 +92,35 @@ func TestWhatIsDoneCountsNowhere(t *testing.T) {
 	}
 }
 
-// What another node has done is forgotten here, and not told again. What was cleared
-// is saved at the latest when the node stops; a closed file is not written any more.
+// What ends the processes of one node only, as a newer program may, is stopped there,
+// though another node does it each time in between.
+func TestWhatEndsOneNodeOnly(t *testing.T) {
+	const what = "query a"
+	dir := t.TempDir()
+	for crashes := range actors.DefaultMaxCrashes {
+		h := openTestHands(t, dir)
+		if n := h.Crashes(what); n != crashes {
+			t.Fatalf("counted %d times after %d crashes", n, crashes)
+		}
+		if told := h.own()[what]; told != uint32(crashes) {
+			t.Errorf("tells of %d crashes, of %d", told, crashes)
+		}
+		h.heard("n2", map[string]uint32{what: 7})
+		h.heardDone([]string{what})
+		if n, told := h.Crashes(what), len(h.own()); n != crashes || told != 0 {
+			t.Errorf("another node has done it: counted %d times after %d crashes, tells of %d things", n, crashes, told)
+		}
+		h.keepChanges()
+		h.Take(what) // and the process ends
+	}
+	h := openTestHands(t, dir)
+	if h.Take(what)(); h.Crashes(what) != 0 {
+		t.Errorf("counted %d times once it is done here", h.Crashes(what))
+	}
+}
+
+// What another node has done is not told again. What was cleared is saved at the latest
+// when the node stops; a closed file is not written any more.
 func TestClearedCountsAreSaved(t *testing.T) {
 	dir := t.TempDir()
 	h := openTestHands(t, dir)
@@ -102,13 +129,13 @@ func TestClearedCountsAreSaved(t *testing.T) {
 	h.Take("query c")
 	h = openTestHands(t, dir)
 	h.heardDone([]string{"query a", "query unknown"})
-	if h.known() != 2 || len(h.takeDone()) != 0 {
-		t.Errorf("%d are known", h.known())
+	if len(h.own()) != 2 || len(h.takeDone()) != 0 {
+		t.Errorf("%v are told", h.own())
 	}
 	h.Take("query b")()
 	h.close()
 	file, err := os.ReadFile(filepath.Join(dir, crashesFile))
-	if text := string(file); err != nil || strings.Contains(text, "query a") || strings.Contains(text, "query b") || !strings.Contains(text, "query c") {
+	if text := string(file); err != nil || strings.Count(text, "done_elsewhere") != 1 || strings.Contains(text, "query b") || !strings.Contains(text, "query c") {
 		t.Errorf("saved: %s, %v", text, err)
 	}
 	h.Take("query c")()

@@ -139,7 +139,8 @@ func TestSilentNodesAreNotVouchedFor(t *testing.T) {
 		}
 		return g
 	}
-	views := func() []*writv1.Guarantee { return []*writv1.Guarantee{view("n1", "disk_space"), view("n2", "")} }
+	broken := "disk_space"
+	views := func() []*writv1.Guarantee { return []*writv1.Guarantee{view("n1", broken), view("n2", "")} }
 	known := []string{"window_covers_retries", "leaders_known", "meta_group"}
 	down := map[string]bool{}
 	merged := func() *writv1.Guarantee {
@@ -167,6 +168,13 @@ func TestSilentNodesAreNotVouchedFor(t *testing.T) {
 	for _, c := range merged().GetClauses() {
 		if degraded := c.GetName() == string(clauseDegradation); c.GetHeld() == degraded {
 			t.Errorf("with both down: clause %v", c)
+		}
+	}
+	for _, broken = range []string{"leaders_known", "meta_group"} { // the one who asks may be cut off
+		for _, c := range merged().GetClauses() {
+			if c.GetHeld() {
+				t.Errorf("%s is not met, and both are down: clause %v", broken, c)
+			}
 		}
 	}
 }
