@@ -51,7 +51,8 @@ func settled(status *nodev1.StatusResponse, nodes []string, voters int) error {
 func (r *rig) awaitSettled(ctx context.Context, nodes []string) {
 	r.t.Helper()
 	must(r.t, eventually(ctx, "a settled placement", func(ctx context.Context) error {
-		for _, node := range nodes {
+		version := uint64(0) // of the placement: one that is behind looks settled, too
+		for i, node := range nodes {
 			status, err := r.links.Status(ctx, node)
 			if err != nil {
 				return err
@@ -59,6 +60,11 @@ func (r *rig) awaitSettled(ctx context.Context, nodes []string) {
 			if err := settled(status, nodes, 3); err != nil {
 				return fmt.Errorf("%s: %w", node, err)
 			}
+			v := status.GetMeta().GetVersion()
+			if i > 0 && v != version {
+				return fmt.Errorf("%s has version %d of the placement, %s has %d", node, v, nodes[0], version)
+			}
+			version = v
 		}
 		return nil
 	}))
