@@ -514,14 +514,22 @@ func TestExpiredOnlyWhenRight(t *testing.T) {
 			e, begun := ref("counter", "a"), time.Now()
 			issuedNow := func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.Now() }
 			first := submitted{ref: e, key: "k", command: &num{Value: 1}, change: func(r *writv1.SubmitRequest) { r.IssuedAt = timestamppb.New(begun) }}
-			if _, err := w.submit(first); err != nil {
-				t.Fatal(err)
-			}
+			// Both are taken before either is committed: nothing can be forgotten yet.
+			w.leases[0].hold()
+			executed := w.later(first)
+			w.held(0, 1)
 			cancel := &writv1.OutcomeRequest{
 				Entity: &writv1.EntityRef{Kind: "counter", Id: "a"}, IdempotencyKey: "cancelled",
 				CommandType: "google.protobuf.Int64Value", IssuedAt: timestamppb.New(begun),
 			}
-			if _, err := w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Cancel{Cancel: cancel}}); err != nil {
+			cancelled := make(chan error, 1)
+			go func() {
+				_, err := w.rt.Forward(t.Context(), &nodev1.ForwardRequest{Tenant: "t", Call: &nodev1.ForwardRequest_Cancel{Cancel: cancel}})
+				cancelled <- err
+			}()
+			w.held(0, 2)
+			w.leases[0].release()
+			if err := cmp.Or((<-executed).err, <-cancelled); err != nil {
 				t.Fatal(err)
 			}
 			offset.Store(int64(later))

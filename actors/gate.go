@@ -61,7 +61,7 @@ type entry struct {
 	usedAt   time.Time
 	place    *list.Element
 	starting bool  // counts against the bound of takeover
-	busy     bool  // would not end when it was last asked, and has had no call since
+	busy     bool  // ends, or would not end when it was last asked, and has had no call since
 	heavy    int64 // its bytes in busyBytes
 	again    bool  // start it again when it has ended
 	later    bool  // … but not at once

@@ -80,6 +80,7 @@ type lease struct {
 	cancel context.CancelFunc
 	more   chan struct{}
 	quit   chan struct{}
+	once   sync.Once // closes quit
 	wg     sync.WaitGroup
 	jump   atomic.Int64 // of the log time
 
@@ -173,7 +174,7 @@ func (l *lease) end(verdict error) {
 // stop ends the lease's goroutine; what is proposed later has no verdict.
 func (l *lease) stop() {
 	l.end(nil)
-	close(l.quit)
+	l.once.Do(func() { close(l.quit) })
 	l.wg.Wait()
 }
 

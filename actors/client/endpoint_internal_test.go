@@ -2,7 +2,10 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net"
+	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -86,6 +89,10 @@ func await(ctx context.Context, t *testing.T, e *endpoint, right func(connectivi
 func listen(t *testing.T, at string) (address string, stop func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", at)
+	for errors.Is(err, syscall.EADDRINUSE) && t.Context().Err() == nil { // a connection of somebody else has this port for a moment
+		runtime.Gosched()
+		l, err = net.Listen("tcp", at)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -308,7 +308,12 @@ func (r *Router) waitForOther(ctx context.Context, shard uint32, tried []target,
 		select {
 		case <-wakeup:
 		case <-pause.C:
-			return asksAgain
+			select {
+			case <-over: // both at once: the time is over
+				return givesUp
+			default:
+				return asksAgain
+			}
 		case <-over:
 			return givesUp
 		case <-ctx.Done():

@@ -258,10 +258,12 @@ func TestConnections(t *testing.T) {
 	// moment later; until then it turns the newcomer away and that dials again.
 	must(t, c.conns["n1"].Close())
 	for {
-		_, err := writv1.NewEntityServiceClient(dial(t, address)).Submit(ctx(t), deposit("k"))
+		conn := dial(t, address)
+		_, err := writv1.NewEntityServiceClient(conn).Submit(ctx(t), deposit("k"))
 		if err == nil {
 			break
 		}
+		_ = conn.Close() // it would dial again, and take the slot
 		if code, _, _, _ := info(err); code != codes.Unavailable {
 			t.Fatal(err)
 		}

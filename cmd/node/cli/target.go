@@ -113,6 +113,7 @@ func knowsShards(s *nodev1.StatusResponse) error {
 func (t *target) connect(ctx context.Context, probe func(context.Context, *grpc.ClientConn) error) (*grpc.ClientConn, func(), error) {
 	defer t.wait.over()
 	over := time.Now().Add(connectFor)
+	var last error // of a whole round: one that the end cut short says nothing of the nodes
 	for {
 		var errs []error
 		other := 0
@@ -140,6 +141,10 @@ func (t *target) connect(ctx context.Context, probe func(context.Context, *grpc.
 			errs = append(errs, err)
 		}
 		err := errors.Join(errs...)
+		if last != nil && ctx.Err() != nil {
+			return nil, nil, last
+		}
+		last = err
 		if other == len(errs) || time.Now().After(over) {
 			return nil, nil, err
 		}

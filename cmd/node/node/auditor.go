@@ -231,7 +231,8 @@ func (a *auditor) shard(ctx context.Context, p *parts, r *replica.Replica, lease
 	s := a.state(r.Shard(), lease.Term())
 	_, hash := r.Store().StateHash()
 	switch now := string(hash); {
-	case now != s.hash || time.Since(s.finished) >= auditAgain || a.otherContent(ctx, r):
+	case now != s.hash || time.Since(s.finished) >= auditAgain, len(s.replicas) > 0, a.otherContent(ctx, r):
+		// A replica that differed may have been mended: that changes nothing here.
 		if err := a.recount(ctx, p, r, lease, s); err != nil {
 			return err
 		}
