@@ -346,7 +346,8 @@ func (l *benchLoad) pace() (wait func(context.Context)) {
 	if l.config.Rate <= 0 {
 		return func(context.Context) {}
 	}
-	period := time.Duration(float64(time.Second) * float64(l.config.Clients) / l.config.Rate)
+	const most = 365 * 24 * time.Hour // longer than any run: a rate may be as small as one likes
+	period := time.Duration(min(float64(most), float64(time.Second)*float64(l.config.Clients)/l.config.Rate))
 	next := time.Now().Add(mrand.N(period))
 	return func(ctx context.Context) {
 		due := time.NewTimer(time.Until(next))

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"text/tabwriter"
 
 	"google.golang.org/grpc"
 
@@ -122,12 +121,14 @@ func printNodes(w io.Writer, s *nodev1.StatusResponse) error {
 		names = append(names, name)
 	}
 	sort.Strings(names)
-	table := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	table := newTable(w)
 	fmt.Fprintln(table, "NODE\tSTATE\tALIVE\tZONE\tREPLICAS\tLEADS\tMETA\tFORMATS\tGRPC\tINCARNATION")
 	for _, name := range names {
 		n, m := s.GetMeta().GetNodes()[name], members[name]
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", name, strings.ToLower(n.GetState().String()), yesNo(m.GetAlive()),
-			or(n.GetZone(), "-"), replicas[name], leads[name], metaRole(s, name), formatRange(n.GetFormatMax()), or(m.GetGrpc(), "-"), n.GetIncarnation())
+		if err := row(table, name, strings.ToLower(n.GetState().String()), yesNo(m.GetAlive()),
+			or(n.GetZone(), "-"), replicas[name], leads[name], metaRole(s, name), formatRange(n.GetFormatMax()), or(m.GetGrpc(), "-"), n.GetIncarnation()); err != nil {
+			return err
+		}
 	}
 	return table.Flush()
 }
@@ -148,7 +149,7 @@ func printShards(w io.Writer, s *nodev1.StatusResponse) error {
 	for _, sh := range s.GetShards() {
 		local[sh.GetShard()] = sh
 	}
-	table := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	table := newTable(w)
 	fmt.Fprintln(table, "SHARD\tLEADER\tPREFERRED\tTERM\tREPLICAS\tVOTERS\tLEARNERS\tAPPLIED\tSTATE")
 	for _, p := range s.GetMeta().GetShards() {
 		placed := make([]string, 0, len(p.GetReplicas()))
@@ -163,8 +164,10 @@ func printShards(w io.Writer, s *nodev1.StatusResponse) error {
 		if sh.GetReason() != "" {
 			state += ": " + sh.GetReason()
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\n", p.GetShard(), or(sh.GetLeader(), "-"), or(p.GetPreferred(), "-"), sh.GetTerm(),
-			strings.Join(placed, ","), or(strings.Join(sh.GetVoters(), ","), "-"), or(strings.Join(sh.GetLearners(), ","), "-"), sh.GetAppliedIndex(), state)
+		if err := row(table, p.GetShard(), or(sh.GetLeader(), "-"), or(p.GetPreferred(), "-"), sh.GetTerm(),
+			strings.Join(placed, ","), or(strings.Join(sh.GetVoters(), ","), "-"), or(strings.Join(sh.GetLearners(), ","), "-"), sh.GetAppliedIndex(), state); err != nil {
+			return err
+		}
 	}
 	return table.Flush()
 }

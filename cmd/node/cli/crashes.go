@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"google.golang.org/grpc/status"
@@ -34,7 +33,7 @@ func (c *crashesListCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer closeConn()
-	table := tabwriter.NewWriter(std.out, 0, 4, 2, ' ', 0)
+	table := newTable(std.out)
 	if !c.JSON {
 		fmt.Fprintln(table, "NODE\tTIMES\tELSEWHERE\tLAST\tREFUSED\tWHAT")
 	}
@@ -58,7 +57,9 @@ func (c *crashesListCommand) Run(ctx context.Context, std streams) error {
 			if crash.GetLast() > 0 {
 				last = time.Unix(0, crash.GetLast()).UTC().Format(time.RFC3339)
 			}
-			fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%t\t%s\n", res.GetNode(), crash.GetTimes(), crash.GetElsewhere(), last, crash.GetRefused(), crash.GetWhat())
+			if err := row(table, res.GetNode(), crash.GetTimes(), crash.GetElsewhere(), last, crash.GetRefused(), crash.GetWhat()); err != nil {
+				return err
+			}
 		}
 		return nil
 	})

@@ -106,7 +106,7 @@ func nameOf(r *recordv1.Ref) string { return r.GetKind() + "/" + r.GetId() }
 
 // say writes a line.
 func (x *explainer) say(depth int, format string, args ...any) {
-	fmt.Fprintf(x.out, "%s%s\n", strings.Repeat("  ", depth), fmt.Sprintf(format, args...))
+	fmt.Fprintln(x.out, strings.Repeat("  ", depth)+oneLine(fmt.Sprintf(format, args...)))
 }
 
 // ago is a wall clock time in words.
@@ -357,9 +357,9 @@ func skippedHere(l *nodev1.InspectedLane) string {
 // types what is read here.
 func laneFlags(l *nodev1.InspectedLane) string {
 	source := l.GetRows()[0].GetSource()
-	flags := fmt.Sprintf("--entity %s --destination %s", nameOf(source), nameOf(l.GetDestination()))
+	flags := fmt.Sprintf("--entity %s --destination %s", shellWord(nameOf(source)), shellWord(nameOf(l.GetDestination())))
 	if tenant := source.GetTenant(); tenant != gateway.DefaultTenant {
-		flags = "--tenant " + tenant + " " + flags
+		flags = "--tenant " + shellWord(tenant) + " " + flags
 	}
 	return flags
 }

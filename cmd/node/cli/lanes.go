@@ -235,7 +235,7 @@ type laneTable struct {
 const lanesShown = 20
 
 func newLaneTable(out io.Writer, json bool) *laneTable {
-	t := &laneTable{out: out, table: tabwriter.NewWriter(out, 0, 4, 2, ' ', 0), json: json}
+	t := &laneTable{out: out, table: newTable(out), json: json}
 	if !json {
 		fmt.Fprintln(t.table, "SHARD\tTENANT\tSOURCE\tDESTINATION\tWAITING\tSTATUS\tATTEMPTS\tREASON")
 	}
@@ -257,10 +257,8 @@ func (t *laneTable) add(l foundLane) error {
 	if t.shown > 0 && t.lanes > t.shown {
 		return nil
 	}
-	_, err := fmt.Fprintf(t.table, "%d\t%s\t%s/%s\t%s/%s\t%d\t%s\t%d\t%s\n", l.shard, l.info.GetSource().GetTenant(),
-		l.info.GetSource().GetKind(), l.info.GetSource().GetId(), l.info.GetDestination().GetKind(), l.info.GetDestination().GetId(),
+	return row(t.table, l.shard, l.info.GetSource().GetTenant(), nameOf(l.info.GetSource()), nameOf(l.info.GetDestination()),
 		waitingIn(l), lane.GetStatus(), lane.GetAttempts(), or(t.note, or(l.info.GetTrouble(), lane.GetReason())))
-	return err
 }
 
 func (t *laneTable) flush() error {

@@ -3,8 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	nodev1 "writ/proto/writ/node/v1"
@@ -53,7 +51,7 @@ func (c *timersListCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer closeConn()
-	table := tabwriter.NewWriter(std.out, 0, 4, 2, ' ', 0)
+	table := newTable(std.out)
 	if !c.JSON {
 		fmt.Fprintln(table, "SHARD\tTENANT\tENTITY\tTIMER\tDUE\tLATE\tDOES\tEVERY\tSTATUS\tFAILURES\tREASON")
 	}
@@ -69,9 +67,7 @@ func (c *timersListCommand) Run(ctx context.Context, std streams) error {
 			if c.JSON {
 				return printLine(std.out, t)
 			}
-			_, err := fmt.Fprintf(table, "%d\t%s\t%s/%s\t%s\t%s\n", shard, t.GetEntity().GetTenant(), t.GetEntity().GetKind(), t.GetEntity().GetId(),
-				t.GetName(), timerColumns(t))
-			return err
+			return row(table, append([]any{shard, t.GetEntity().GetTenant(), nameOf(t.GetEntity()), t.GetName()}, timerColumns(t)...)...)
 		})
 	}); err != nil {
 		return err
@@ -85,7 +81,7 @@ func (c *timersListCommand) Run(ctx context.Context, std streams) error {
 }
 
 // timerColumns are the columns after a timer's name.
-func timerColumns(t *nodev1.TimerInfo) string {
+func timerColumns(t *nodev1.TimerInfo) []any {
 	timer := t.GetTimer()
 	late, every := "-", "-"
 	if t.GetLate() > 0 {
@@ -94,10 +90,10 @@ func timerColumns(t *nodev1.TimerInfo) string {
 	if timer.GetEvery() > 0 {
 		every = time.Duration(timer.GetEvery()).String()
 	}
-	return strings.Join([]string{
+	return []any{
 		time.Unix(0, timer.GetDue()).UTC().Format("2006-01-02T15:04:05.000Z"), late, timerDoes(timer), every,
-		timerStatus(timer), fmt.Sprint(timer.GetAttempts()), timer.GetReason(),
-	}, "\t")
+		timerStatus(timer), timer.GetAttempts(), timer.GetReason(),
+	}
 }
 
 func timerDoes(timer *recordv1.Timer) string {
