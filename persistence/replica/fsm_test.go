@@ -46,10 +46,7 @@ func TestStoreThatFailsInASwapFailsItsReplica(t *testing.T) {
 	if s := r.Status(); s.State != Failed || !strings.Contains(s.Reason, "swap the received file in") {
 		t.Errorf("the replica stands as %s: %s", s.State, s.Reason)
 	}
-	if err := c.host("a").Reopen(shardConfig(0, 1, nil)); err != nil {
-		t.Fatal(err)
-	}
-	if s := c.host("a").Replica(0).Status(); s.State != Serving {
+	if s := c.reopen("a").Status(); s.State != Serving {
 		t.Errorf("opened anew it stands as %s: %s", s.State, s.Reason)
 	}
 	c.wantEverywhere(0, "e", "x")

@@ -12,7 +12,7 @@ import (
 )
 
 func TestHandshake(t *testing.T) {
-	c := newCluster(t, 1, nil)
+	c := newCluster(t, 1, func(config *Config) { config.Timing.Dial, config.Timing.RPC = patience, patience })
 	c.startAll(1)
 	c.lease(0, 0)
 	good := hello{cluster: "cluster-1", from: c.server("b", 1).String(), to: c.server("a", 1).String(), shard: 0, epoch: 1, format: format.Base}

@@ -188,7 +188,7 @@ func (h *Host) Reopen(c ShardConfig) error {
 	// Its error is the failure that is known; it may take for ever on a bad disk.
 	_ = within(closeLimit, r.close)
 	if !r.closed.Load() || !r.ended.Load() {
-		return fmt.Errorf("reopen shard %d: the failed replica has not ended: restart the process", c.Shard)
+		return fmt.Errorf("reopen shard %d: the failed replica has not ended (does its disk hang?): try again, or restart the process", c.Shard)
 	}
 	h.mu.Lock()
 	if !slices.Contains(h.kept, r.key) {

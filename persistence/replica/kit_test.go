@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -24,8 +25,9 @@ const patience = 30 * time.Second
 // quickTiming makes elections quick enough for tests.
 func quickTiming() Timing {
 	t := DefaultTiming()
-	t.Heartbeat, t.Election, t.Lease, t.Commit = 400*time.Millisecond, 400*time.Millisecond, 200*time.Millisecond, 20*time.Millisecond
+	t.Heartbeat, t.Election, t.Lease, t.Commit = 800*time.Millisecond, 800*time.Millisecond, 400*time.Millisecond, 20*time.Millisecond
 	t.Stagger = 100 * time.Millisecond
+	t.Enqueue = patience           // raft's main loop takes nothing while it waits for a slow disk
 	t.SnapshotInterval = time.Hour // tests take snapshots themselves
 	return t
 }
@@ -161,6 +163,11 @@ func (c *cluster) openAll(shard uint32) {
 	for _, name := range c.nodes {
 		c.open(name, shardConfig(shard, 1, c.servers(1)))
 	}
+	// One of them stands at once: waiting for a timeout is most of what a test takes.
+	r := c.host(c.nodes[rand.N(len(c.nodes))]).Replica(shard)
+	if leader, _ := r.believes(); leader == (Server{}) && r.started() {
+		_ = r.trans.timeoutNow()
+	}
 }
 
 func (c *cluster) open(name string, config ShardConfig) *Replica {
@@ -190,6 +197,68 @@ func (c *cluster) lease(shard uint32, term uint64) (node string, l *Lease) {
 		return false
 	})
 	return node, l
+}
+
+// onLeader does something through whoever leads shard 0, again if that fails: there may
+// have been an election.
+func (c *cluster) onLeader(what string, do func(leader *Replica) error) {
+	c.t.Helper()
+	var err error
+	defer func() {
+		if err != nil {
+			c.t.Logf("%s: %v", what, err)
+		}
+	}()
+	eventually(c.t, what, func() bool {
+		node, _ := c.lease(0, 0)
+		err = do(c.host(node).Replica(0))
+		return err == nil
+	})
+}
+
+// moveTo makes a node lead shard 0.
+func (c *cluster) moveTo(node string) (l *Lease) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	eventually(c.t, node+" to lead", func() bool {
+		var leader string
+		if leader, l = c.lease(0, 0); leader != node {
+			_ = c.host(leader).Replica(0).TransferLeadership(ctx, node)
+		}
+		return leader == node
+	})
+	return l
+}
+
+// reopen opens shard 0's failed replica anew. How soon the old one ends is up to the
+// disk.
+func (c *cluster) reopen(node string) *Replica {
+	c.t.Helper()
+	var err error
+	h := c.host(node)
+	eventually(c.t, "the end of the failed replica", func() bool {
+		err = h.Reopen(shardConfig(0, 1, nil))
+		return err == nil || h.Replica(0) == nil
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return h.Replica(0)
+}
+
+// attempt plays a scenario until it is not void: it says what has happened that always
+// may, an election or a slow disk, or "". So many times in a row that is no accident.
+func attempt(t *testing.T, times int, scenario func() (void string)) {
+	t.Helper()
+	for range times {
+		void := scenario()
+		if void == "" || t.Failed() {
+			return
+		}
+		t.Logf("void: %s", void)
+	}
+	t.Errorf("void %d times in a row", times)
 }
 
 func eventually(tb testing.TB, what string, condition func() bool) {

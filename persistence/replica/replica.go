@@ -90,7 +90,7 @@ type Replica struct {
 	stop    chan struct{} // closed by close
 	closing func() error  // once
 	closed  atomic.Bool   // closing has ended
-	ended   atomic.Bool   // and raft has ended before
+	ended   atomic.Bool   // and so has raft, which may be later
 	owned   sync.WaitGroup
 	lease   atomic.Pointer[Lease]
 	// Of the log as applied by the state machine.
@@ -320,7 +320,12 @@ func (r *Replica) closeNow() error {
 	defer r.life.Unlock()
 	r.owned.Wait() // the lease has answered everything
 	err := r.group.stop()
-	r.ended.Store(err == nil)
+	switch {
+	case err == nil:
+		r.ended.Store(true)
+	case r.raft != nil: // a write hangs: raft ends after it, if ever
+		go func() { r.ended.Store(r.shutdown().Error() == nil) }()
+	}
 	if r.snaps != nil {
 		r.snaps.close()
 	}

@@ -24,20 +24,27 @@ func TestThreeReplicasApplyTheSame(t *testing.T) {
 		}
 		c.wantEverywhere(shard, "e19", "v19")
 		c.wantEqualHashes(shard, "first")
-		_, l := c.lease(shard, 0)
-		if err := propose(l, commitOf("e3", 0, "again")); entity.ReasonOf(err) != entity.NotExecuted {
-			t.Errorf("a stale version: %v, want %s", err, entity.NotExecuted)
-		}
+		eventually(t, "an answer under a lease", func() bool {
+			_, l := c.lease(shard, 0)
+			err := propose(l, commitOf("e3", 0, "again"))
+			if l.Context().Err() != nil {
+				return false
+			}
+			if entity.ReasonOf(err) != entity.NotExecuted {
+				t.Errorf("a stale version: %v, want %s", err, entity.NotExecuted)
+			}
+			return true
+		})
 		c.write(shard, "e3", 1, "again")
 		c.wantEqualHashes(shard, "second")
 	}
 	for _, name := range c.nodes {
 		r := c.host(name).Replica(1)
 		eventually(t, name+" to be ready", func() bool { ok, _ := r.Ready(); return ok })
-		s := r.Status()
-		if s.State != Serving || len(s.Voters) != 3 || len(s.Learners) != 0 || s.Leader == "" || s.FileBytes == 0 {
-			t.Errorf("status of %s: %+v", name, s)
-		}
+		eventually(t, "the status of "+name, func() bool {
+			s := r.Status()
+			return s.State == Serving && len(s.Voters) == 3 && len(s.Learners) == 0 && s.Leader != "" && s.FileBytes != 0
+		})
 	}
 }
 
@@ -99,7 +106,7 @@ func TestOldTermIsRefusedByTheStateMachine(t *testing.T) {
 	_, l := c.lease(0, 0)
 	// A lease that does not know that its term is over, on the node that leads.
 	stale := newLease(0, 1, l.Term()-1, 0, func() uint32 { return format.Base }, func(entry []byte) raft.ApplyFuture {
-		return c.host("a").Replica(0).raft.Apply(entry, time.Second)
+		return c.host("a").Replica(0).raft.Apply(entry, patience)
 	})
 	err := propose(stale, commitOf("e", 0, "x"))
 	if entity.ReasonOf(err) != entity.NotExecuted || !strings.Contains(err.Error(), "term") {
@@ -136,28 +143,35 @@ func TestTransferOfLeadership(t *testing.T) {
 	c := newCluster(t, 3, nil)
 	c.startAll(1)
 	c.write(0, "e", 0, "one")
-	node, l := c.lease(0, 0)
-	to := "a"
-	if node == "a" {
-		to = "b"
-	}
+	c.wantEverywhere(0, "e", "one")
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := c.host(node).Replica(0).TransferLeadership(ctx, to); err != nil {
-		t.Fatal(err)
-	}
-	<-l.Context().Done()
-	got, next := c.lease(0, l.Term()+1)
-	if got != to {
-		t.Errorf("%s leads, want %s", got, to)
-	}
-	if next.LogTime() < l.logTime {
-		t.Errorf("log time went back from %d to %d", l.logTime, next.LogTime())
-	}
-	err := c.host(node).Replica(0).TransferLeadership(ctx, to)
-	if entity.ReasonOf(err) != entity.NotExecuted {
-		t.Errorf("transfer by a follower: %v", err)
-	}
+	attempt(t, 5, func() (void string) {
+		node, l := c.lease(0, 0)
+		to := "c" // raft by itself would choose the first of equals
+		if node == "c" {
+			to = "b"
+		}
+		if err := c.host(node).Replica(0).TransferLeadership(ctx, to); err != nil { // it has an election timeout for it
+			return err.Error()
+		}
+		<-l.Context().Done()
+		got, next := c.lease(0, l.Term()+1)
+		if next.LogTime() < l.logTime {
+			t.Errorf("log time went back from %d to %d", l.logTime, next.LogTime())
+		}
+		if got != to { // an election, or handed to another one
+			return fmt.Sprintf("%s leads, want %s", got, to)
+		}
+		return ""
+	})
+	eventually(t, "a follower to refuse a transfer", func() bool {
+		follower := "a"
+		if node, _ := c.lease(0, 0); node == "a" {
+			follower = "b"
+		}
+		return entity.ReasonOf(c.host(follower).Replica(0).TransferLeadership(ctx, "c")) == entity.NotExecuted
+	})
 }
 
 func TestBarrierComesBehindWhatWasProposedBefore(t *testing.T) {
