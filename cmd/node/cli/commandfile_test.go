@@ -3,7 +3,6 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,14 +54,6 @@ func TestCommandFile(t *testing.T) {
 // TestLinesKeepTheirOrderOverRuns covers that behind a line without an outcome
 // nothing of the same entity is sent: the next run would come too late with it.
 func TestLinesKeepTheirOrderOverRuns(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
 	var text strings.Builder
 	for i := range 5 {
 		fmt.Fprintf(&text, "%s\n%s\n", lineOf("a", fmt.Sprint(i)), lineOf("b", fmt.Sprint(i)))
@@ -71,7 +62,7 @@ func TestLinesKeepTheirOrderOverRuns(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := call(t, "submit", "--addr", nobody, "--file", file, "--timeout", "100ms", "--json")
+	got := call(t, "submit", "--addr", nobody(t), "--file", file, "--timeout", "100ms", "--json")
 	var sum submitSummary
 	if err := json.Unmarshal([]byte(got.out), &sum); err != nil {
 		t.Fatalf("%v in %+v", err, got)

@@ -125,7 +125,7 @@ func (l *locked) String() string {
 func TestDevSaysWhatItWaitsFor(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"dev", "--nodes", "1", "--dir", dir, "--base-port", strconv.Itoa(freePorts(t)), "--ready-file", filepath.Join(dir, "ready.json")}
-	dev := func(until func() bool) (string, error) {
+	dev := func(until func(said string) bool) (string, error) {
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
 		var out, errs locked
@@ -138,17 +138,17 @@ func TestDevSaysWhatItWaitsFor(t *testing.T) {
 			case err := <-ended:
 				return errs.String(), err
 			case <-tick.C:
-				if until() || strings.Contains(errs.String(), "n1 is not ready: ") {
+				if until(errs.String()) {
 					stop()
 				}
 			}
 		}
 	}
-	ready := func() bool {
+	ready := func(string) bool {
 		_, err := os.Stat(filepath.Join(dir, "ready.json"))
 		return err == nil
 	}
-	if said, err := dev(ready); err != nil || !ready() {
+	if said, err := dev(ready); err != nil || !ready("") {
 		t.Fatalf("%v:\n%s", err, said)
 	}
 	manifests, err := filepath.Glob(filepath.Join(dir, "n1", "log", "MANIFEST-*"))
@@ -160,11 +160,10 @@ func TestDevSaysWhatItWaitsFor(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	never := func() bool { return false }
-	if said, err := dev(never); !errors.Is(err, node.ErrMemoryLost) {
+	if said, err := dev(func(string) bool { return false }); !errors.Is(err, node.ErrMemoryLost) {
 		t.Fatalf("%v:\n%s", err, said)
 	}
-	said, err := dev(never)
+	said, err := dev(func(said string) bool { return strings.Contains(said, "n1 is not ready: ") })
 	if err != nil {
 		t.Error(err)
 	}

@@ -86,8 +86,6 @@ func (c *healthCommand) ask(ctx context.Context) (ok bool, text string, err erro
 // speaksFirst reports whether the server of an address begins with a frame of
 // HTTP/2, as that of a gRPC port does. A server of HTTP waits for the client.
 func speaksFirst(ctx context.Context, addr string) bool {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return false

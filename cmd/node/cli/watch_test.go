@@ -65,7 +65,7 @@ func doors(t *testing.T) (n1, n2 *door, w *watch) {
 // briefly is a context that ends when every address has been tried, some times over.
 func briefly(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }

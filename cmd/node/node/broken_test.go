@@ -69,12 +69,23 @@ func TestBrokenStoresShow(t *testing.T) {
 	} {
 		t.Run(tt.precondition, func(t *testing.T) {
 			change := func(*node.Config) {}
+			at := ports(t, 1)[0] // Prometheus knows it there
 			c := newCluster(t, tt.size, func(cfg *node.Config) {
 				newActing().conf(cfg)
 				if cfg.ID == tt.victim {
+					cfg.HTTP = at
 					change(cfg)
 				}
 			})
+			c.settle()
+			// Its shard has the same leader throughout, if the victim is one of three: a new
+			// one would begin without the findings.
+			for i := 0; ; i++ {
+				haunted.ID = fmt.Sprint("haunted", i)
+				if _, leader := c.leader(haunted.Kind, haunted.ID); leader != tt.victim || tt.size == 1 {
+					break
+				}
+			}
 			for i := range 3 {
 				cmd := &testingv1.Order{AmountMinor: 1, Currency: "EUR"}
 				if _, err := c.client().Submit(t.Context(), haunted.Kind, haunted.ID, fmt.Sprint(i), cmd, clientOptions()); err != nil {
@@ -87,7 +98,6 @@ func TestBrokenStoresShow(t *testing.T) {
 			alerts := c.watchAlerts(prometheus)
 			alerts.await(tt.precondition, false)
 
-			at := c.nodes[tt.victim].Addresses()
 			stop := func() {
 				if err := c.nodes[tt.victim].Stop(t.Context()); err != nil {
 					t.Fatal(err)
@@ -98,10 +108,7 @@ func TestBrokenStoresShow(t *testing.T) {
 				for _, n := range c.nodes {
 					c.join = append(c.join, n.Addresses().Gossip)
 				}
-				cfg := c.config(tt.victim)
-				// Where it was before: Prometheus knows it there.
-				cfg.GRPC, cfg.HTTP, cfg.Gossip, cfg.Raft = at.GRPC, at.HTTP, at.Gossip, at.Raft
-				n, err := node.Start(t.Context(), cfg)
+				n, err := node.Start(t.Context(), c.config(tt.victim))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -120,9 +127,7 @@ func TestBrokenStoresShow(t *testing.T) {
 			shown := time.Since(broken)
 			alerts.await(tt.precondition, true)
 			t.Logf("shown after %v, alert after %v", shown, time.Since(broken))
-			if took := time.Since(broken); took > 15*time.Second {
-				t.Errorf("it took %v", took)
-			}
+			soon(t, "the alert", time.Since(broken))
 
 			stop()
 			for path, content := range good {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -177,52 +178,76 @@ type content struct {
 	Hash                                       string
 }
 
-// audit audits every shard, waiting until no rows are pending, and fails the
-// test if anything is wrong.
+// audit audits every shard until all rest, and fails the test if anything is wrong.
 func (c *testCluster) audit() map[uint32]content {
 	c.t.Helper()
-	admin := c.admin()
-	audit := func(shard uint32) *nodev1.AuditShardResponse {
-		return eventually(c.t, func(ctx context.Context) (*nodev1.AuditShardResponse, error) {
-			res, err := admin.AuditShard(ctx, &nodev1.AuditShardRequest{Shard: shard, Audit: client.NewKey()})
-			if err == nil && res.GetRowsPending() > 0 {
-				err = fmt.Errorf("%d rows are pending", res.GetRowsPending())
-			}
-			return res, err
-		})
-	}
-	for shard := range uint32(4) {
-		audit(shard)
-	}
-	all := map[uint32]content{}
-	for shard := range uint32(4) {
-		res := audit(shard) // once more, now that all rest: the hash is that of a moment before the count of rows
-		if len(res.GetFindings()) > 0 || !res.GetReplicasEqual() || res.GetEffects() != res.GetKeysLive()+res.GetKeysExpired() {
-			c.t.Errorf("audit of shard %d: %v", shard, res)
+	admin, last := c.admin(), map[uint32]content{}
+	// What rests in one shard may have made work in another one, which comes back.
+	return eventually(c.t, func(context.Context) (map[uint32]content, error) {
+		before := last
+		last = map[uint32]content{}
+		for shard := range uint32(4) {
+			last[shard] = c.auditShard(admin, shard)
 		}
-		all[shard] = content{
-			Keys: res.GetKeysLive() + res.GetKeysExpired(), Effects: res.GetEffects(), Numbered: res.GetRowsNumbered(),
-			Applied: res.GetApplied(), Entities: res.GetEntities(), Hash: fmt.Sprintf("%x", res.GetReplicas()[0].GetHash()),
+		if !maps.Equal(before, last) {
+			return nil, fmt.Errorf("the content changes: %v, before %v", last, before)
 		}
-	}
-	return all
+		return last, nil
+	})
 }
 
-// eventually tries until it works; the last error fails the test.
+// auditShard audits one shard, once no rows of it are pending.
+func (c *testCluster) auditShard(admin nodev1.AdminServiceClient, shard uint32) content {
+	c.t.Helper()
+	res := eventually(c.t, func(ctx context.Context) (*nodev1.AuditShardResponse, error) {
+		res, err := compared(ctx, admin, shard, client.NewKey())
+		if err == nil && res.GetRowsPending() > 0 {
+			err = fmt.Errorf("%d rows are pending", res.GetRowsPending())
+		}
+		return res, err
+	})
+	if len(res.GetFindings()) > 0 || !res.GetReplicasEqual() || res.GetEffects() != res.GetKeysLive()+res.GetKeysExpired() {
+		c.t.Errorf("audit of shard %d: %v", shard, res)
+	}
+	return content{
+		Keys: res.GetKeysLive() + res.GetKeysExpired(), Effects: res.GetEffects(), Numbered: res.GetRowsNumbered(),
+		Applied: res.GetApplied(), Entities: res.GetEntities(), Hash: fmt.Sprintf("%x", res.GetReplicas()[0].GetHash()),
+	}
+}
+
+// compared is an audit for which all replicas have answered: one that has not proves
+// nothing.
+func compared(ctx context.Context, admin nodev1.AdminServiceClient, shard uint32, audit string) (*nodev1.AuditShardResponse, error) {
+	res, err := admin.AuditShard(ctx, &nodev1.AuditShardRequest{Shard: shard, Audit: audit})
+	for _, r := range res.GetReplicas() {
+		if r.GetError() != "" {
+			err = errors.Join(err, fmt.Errorf("replica on %s: %s", r.GetNode(), r.GetError()))
+		}
+	}
+	return res, err
+}
+
+// eventually tries until it works; the last error fails the test. It is patient: a
+// shard's leadership is handed over once in ten seconds at most, and a busy machine
+// takes some times as long for everything.
 func eventually[T any](t *testing.T, try func(context.Context) (T, error)) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	var last error // of a try that the end has not cut short
 	for {
 		v, err := try(ctx)
 		if err == nil {
 			return v
 		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("gave up: %v", err)
+			t.Fatalf("gave up: %v", last)
 		case <-tick.C:
 		}
 	}

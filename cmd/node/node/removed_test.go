@@ -14,9 +14,10 @@ import (
 // more; "no leader is known" would send its operator looking for an outage.
 func TestRemovedNodeSaysThatItIsRemoved(t *testing.T) {
 	c := newCluster(t, 4, nil)
-	if _, err := c.admin().SetNodeState(t.Context(), &nodev1.SetNodeStateRequest{Node: "n4", State: nodev1.NodeEntry_REMOVED}); err != nil {
-		t.Fatal(err)
-	}
+	admin := c.admin()
+	eventually(t, func(ctx context.Context) (*nodev1.SetNodeStateResponse, error) {
+		return admin.SetNodeState(ctx, &nodev1.SetNodeStateRequest{Node: "n4", State: nodev1.NodeEntry_REMOVED})
+	})
 	says := func(context.Context) (struct{}, error) {
 		r := c.nodes["n4"].Readiness()
 		if reason := r.Reasons["registry"]; r.Ready || !strings.Contains(reason, "has been removed: stop it and clear its data folder") {

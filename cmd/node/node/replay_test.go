@@ -32,7 +32,11 @@ func (c *testCluster) written(ctx context.Context) (written, error) {
 			w.commits[s.GetShard()] = max(w.commits[s.GetShard()], s.GetCommitIndex())
 			w.terms[s.GetShard()] = max(w.terms[s.GetShard()], s.GetTerm())
 		}
-		for line := range strings.Lines(c.metrics(ctx, name)) {
+		text := c.metrics(ctx, name)
+		if text == "" {
+			return w, fmt.Errorf("%s shows no metrics", name)
+		}
+		for line := range strings.Lines(text) {
 			if strings.HasPrefix(line, "writ_rows_sent_total") {
 				w.sent += name + " " + line
 			}
@@ -46,6 +50,7 @@ func (c *testCluster) written(ctx context.Context) (written, error) {
 func TestReplaysWriteNothing(t *testing.T) {
 	const replays = 1000
 	c := newCluster(t, 3, nil)
+	c.settle()
 	cl := c.client()
 	if _, err := cl.Submit(t.Context(), "account", "payer", "open", eur(100), client.SubmitOptions{}); err != nil {
 		t.Fatal(err)

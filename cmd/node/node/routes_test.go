@@ -13,6 +13,7 @@ import (
 
 	"writ/actors/client"
 	"writ/actors/entity"
+	"writ/cmd/node/node"
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
 )
@@ -23,20 +24,20 @@ func TestRefusalNamesTheLeader(t *testing.T) {
 	c := newCluster(t, 3, nil)
 	c.settle()
 	ref := entity.Ref{Tenant: "default", Kind: "account", ID: "a"}
-	shard, leader := c.leader(ref.Kind, ref.ID)
 	st, err := c.admin().Status(t.Context(), &nodev1.StatusRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	follower := c.names[0]
-	if follower == leader {
-		follower = c.names[1]
-	}
-	read := &nodev1.ForwardRequest{
-		ClusterId: st.GetClusterId(), Shard: shard, Tenant: ref.Tenant,
-		Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: ref.Kind, Id: ref.ID}}},
-	}
 	eventually(t, func(ctx context.Context) (any, error) {
+		shard, leader := c.leader(ref.Kind, ref.ID)
+		follower := c.names[0]
+		if follower == leader {
+			follower = c.names[1]
+		}
+		read := &nodev1.ForwardRequest{
+			ClusterId: st.GetClusterId(), Shard: shard, Tenant: ref.Tenant,
+			Call: &nodev1.ForwardRequest_Read{Read: &writv1.ReadRequest{Entity: &writv1.EntityRef{Kind: ref.Kind, Id: ref.ID}}},
+		}
 		_, err := nodev1.NewNodeServiceClient(c.dial(follower)).Forward(ctx, read)
 		for _, detail := range status.Convert(err).Details() {
 			if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetReason() == string(entity.NotExecuted) && info.GetMetadata()["leader"] == leader {
@@ -50,7 +51,8 @@ func TestRefusalNamesTheLeader(t *testing.T) {
 // TestReplicaMovedAwayIsForgotten covers that a node whose replica was moved away
 // still knows who leads the shard.
 func TestReplicaMovedAwayIsForgotten(t *testing.T) {
-	c := newCluster(t, 4, nil)
+	c := newCluster(t, 4, func(cfg *node.Config) { cfg.Shards = 1 }) // of more, the planner moves some by itself
+	c.settle()
 	const shard = 0
 	st, err := c.admin().Status(t.Context(), &nodev1.StatusRequest{})
 	if err != nil {

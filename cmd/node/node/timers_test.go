@@ -79,9 +79,9 @@ func TestTimersSurvive(t *testing.T) {
 	set("first", func(i int) time.Duration { return time.Duration(i*50) * time.Millisecond })
 	admin := c.admin()
 	for shard := range uint32(4) { // some fire here, some there
-		if _, err := admin.MoveShard(t.Context(), &nodev1.MoveShardRequest{Shard: shard, To: c.names[int(shard+1)%3]}); err != nil {
-			t.Error(err)
-		}
+		eventually(t, func(ctx context.Context) (*nodev1.MoveShardResponse, error) {
+			return admin.MoveShard(ctx, &nodev1.MoveShardRequest{Shard: shard, To: c.names[int(shard+1)%3]})
+		})
 	}
 	fired(10)
 	set("second", func(int) time.Duration { return 100 * time.Millisecond })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -101,12 +102,14 @@ func (c *collector) all(trace string) []span {
 func TestTraceOfBinaryKey(t *testing.T) {
 	col := newCollector(t)
 	c := newCluster(t, 1, col.conf)
-	req := command(t, "account", "a", "", eur(1))
-	req.IdempotencyKeyBytes = []byte("k\xff")
-	if got := submit(traced(t.Context(), "01"), writv1.NewEntityServiceClient(c.dial("n1")), req); got.code != codes.OK {
-		t.Fatal(got)
-	}
-	col.await(t, callersTrace, "writ.commit", map[string]string{"key": "k?"})
+	cl := writv1.NewEntityServiceClient(c.dial("n1"))
+	c.undisturbed(col, func(r *trial) {
+		req := command(t, "account", r.name("a"), "", eur(1))
+		req.IdempotencyKeyBytes = []byte("k\xff")
+		if _, ok := r.submit(cl, req, codes.OK); ok {
+			r.await("writ.commit", map[string]string{"key": "k?"})
+		}
+	})
 }
 
 // find are the spans of a trace that have a name and attributes.
@@ -121,16 +124,78 @@ func (c *collector) find(trace, name string, attrs map[string]string) []span {
 	})
 }
 
-// await waits for exactly one such span.
-func (c *collector) await(t *testing.T, trace, name string, attrs map[string]string) span {
+// await waits for such spans.
+func (c *collector) await(t *testing.T, trace, name string, attrs map[string]string) []span {
 	t.Helper()
-	return eventually(t, func(context.Context) (span, error) {
+	return eventually(t, func(context.Context) ([]span, error) {
 		found := c.find(trace, name, attrs)
-		if len(found) != 1 {
-			return span{}, fmt.Errorf("%d spans %s %v in trace %s, want 1 of:\n%v", len(found), name, attrs, trace, c.all(trace))
+		if len(found) == 0 {
+			return nil, fmt.Errorf("no span %s %v in trace %s:\n%v", name, attrs, trace, c.all(trace))
 		}
-		return found[0], nil
+		return found, nil
 	})
+}
+
+// trial is a run of a scenario, in a trace of its own.
+type trial struct {
+	t     *testing.T
+	col   *collector
+	trace string
+	wrong []string
+	void  bool
+}
+
+// undisturbed runs a scenario until no leader changes meanwhile, and no call is
+// refused because there is none: what is sent again leaves spans of its own.
+func (c *testCluster) undisturbed(col *collector, scenario func(*trial)) {
+	c.t.Helper()
+	terms := func() map[uint32]uint64 { return eventually(c.t, c.written).terms }
+	for round := range 10 {
+		before := terms()
+		r := &trial{t: c.t, col: col, trace: fmt.Sprintf("%032x", round+1)}
+		scenario(r)
+		if r.void || len(r.wrong) > 0 && !maps.Equal(before, terms()) {
+			c.t.Logf("leaders have changed, so once more: %v", r.wrong)
+			continue
+		}
+		for _, text := range r.wrong {
+			c.t.Error(text)
+		}
+		return
+	}
+	c.t.Error("leaders change all the time")
+}
+
+func (r *trial) errorf(format string, args ...any) {
+	r.wrong = append(r.wrong, fmt.Sprintf(format, args...))
+}
+
+// name is one that no other trial uses.
+func (r *trial) name(id string) string { return id + "-" + r.trace }
+
+// submit sends a command within the trial's trace, and reports whether it was answered
+// as it should be.
+func (r *trial) submit(cl writv1.EntityServiceClient, req *writv1.SubmitRequest, want codes.Code) (got answer, ok bool) {
+	got = submit(within(r.t.Context(), r.trace, "01"), cl, req)
+	switch got.code {
+	case want:
+		return got, true
+	case codes.Unavailable:
+		r.void = true
+	default:
+		r.errorf("%v", got)
+	}
+	return got, false
+}
+
+// await waits for exactly one such span.
+func (r *trial) await(name string, attrs map[string]string) span {
+	r.t.Helper()
+	found := r.col.await(r.t, r.trace, name, attrs)
+	if len(found) > 1 {
+		r.errorf("%d spans %s %v, want 1 of:\n%v", len(found), name, attrs, r.col.all(r.trace))
+	}
+	return found[0]
 }
 
 func newCollector(t *testing.T) *collector {
@@ -163,18 +228,18 @@ const (
 	callersSpan  = "b7ad6b7169203331"
 )
 
-// traced is a call within the caller's trace.
-func traced(ctx context.Context, flags string) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, "traceparent", "00-"+callersTrace+"-"+callersSpan+"-"+flags)
+// within is a call within the caller's span of a trace.
+func within(ctx context.Context, trace, flags string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "traceparent", "00-"+trace+"-"+callersSpan+"-"+flags)
 }
 
-// account is the id of an account in another shard than those given.
-func accountApart(others ...string) string {
+// accountApart is the id of an account in another shard than those given.
+func accountApart(prefix string, others ...string) string {
 	shardOf := func(id string) uint32 {
 		return sharding.Locate(4, entity.Ref{Tenant: "default", Kind: "account", ID: id})
 	}
 	for i := 0; ; i++ {
-		id := fmt.Sprint("account-", i)
+		id := fmt.Sprint(prefix, "-", i)
 		if !slices.ContainsFunc(others, func(other string) bool { return shardOf(other) == shardOf(id) }) {
 			return id
 		}
@@ -198,17 +263,24 @@ func TestOneTrace(t *testing.T) {
 	col := newCollector(t)
 	c := newCluster(t, 3, col.conf)
 	c.settle()
-	payer := accountApart()
-	receiver := accountApart(payer)
-	c.openAccount(payer)
+	c.openAccount("first")
 	if spans := col.find("", "writ.submit", nil); len(spans) > 0 && spans[0].parent != "" {
 		t.Errorf("a command without a traceparent has a parent: %v", spans)
 	}
+	c.undisturbed(col, c.transfer)
+}
 
+// transfer is the scenario of TestOneTrace.
+func (c *testCluster) transfer(r *trial) {
+	t := c.t
+	t.Helper()
+	payer := accountApart(r.name("payer"))
+	receiver := accountApart(r.name("receiver"), payer)
+	c.openAccount(payer)
 	cl := writv1.NewEntityServiceClient(c.dial("n2"))
 	req := command(t, "account", payer, "k", &accountv1.Transfer{To: receiver, AmountMinor: 7, Currency: "EUR"})
-	if got := submit(traced(t.Context(), "01"), cl, req); got.code != codes.OK {
-		t.Fatal(got)
+	if _, ok := r.submit(cl, req, codes.OK); !ok {
+		return
 	}
 	at := func(id string) map[string]string { return map[string]string{"entity.id": id} }
 	row := func(source, destination, event string) map[string]string {
@@ -218,61 +290,66 @@ func TestOneTrace(t *testing.T) {
 		return map[string]string{"source.id": source, "entity.id": id, "event": "writ.account.v1." + event}
 	}
 	follows := func(child, parent span) {
-		t.Helper()
 		if child.parent != parent.id || child.failed {
-			t.Errorf("%v\nshould follow\n%v", child, parent)
+			r.errorf("%v\nshould follow\n%v", child, parent)
 		}
 	}
-	command := col.await(t, callersTrace, "writ.submit", at(payer))
+	command := r.await("writ.submit", at(payer))
 	follows(command, span{id: callersSpan})
 	if command.node != "n2" || command.attrs["replayed"] != "false" {
-		t.Errorf("command %v", command)
+		r.errorf("command %v", command)
 	}
-	commit := col.await(t, callersTrace, "writ.commit", at(payer))
+	commit := r.await("writ.commit", at(payer))
 	follows(commit, command)
 	if commit.attrs["key"] != "k" || commit.attrs["decision"] != "EXECUTED" || commit.attrs["rows"] != "2" {
-		t.Errorf("commit %v", commit)
+		r.errorf("commit %v", commit)
 	}
-	offered := col.await(t, callersTrace, "writ.send", row(payer, receiver, "CreditOffered"))
+	offered := r.await("writ.send", row(payer, receiver, "CreditOffered"))
 	follows(offered, commit)
 	if offered.attrs["attempt"] != "1" || offered.attrs["lane_sequence"] != "1" {
-		t.Errorf("send %v", offered)
+		r.errorf("send %v", offered)
 	}
-	taken := col.await(t, callersTrace, "writ.apply", handled(payer, receiver, "CreditOffered"))
+	taken := r.await("writ.apply", handled(payer, receiver, "CreditOffered"))
 	follows(taken, commit)
-	follows(col.await(t, callersTrace, "writ.send", row(payer, "all", "Posted")), commit)
-	follows(col.await(t, callersTrace, "writ.apply", handled(payer, "all", "Posted")), commit)
+	follows(r.await("writ.send", row(payer, "all", "Posted")), commit)
+	follows(r.await("writ.apply", handled(payer, "all", "Posted")), commit)
 
 	// What comes of an event follows its handling.
-	follows(col.await(t, callersTrace, "writ.send", row(receiver, "all", "Posted")), taken)
-	follows(col.await(t, callersTrace, "writ.apply", handled(receiver, "all", "Posted")), taken)
-	follows(col.await(t, callersTrace, "writ.send", row(receiver, payer, "CreditTaken")), taken)
-	follows(col.await(t, callersTrace, "writ.apply", handled(receiver, payer, "CreditTaken")), taken)
+	follows(r.await("writ.send", row(receiver, "all", "Posted")), taken)
+	follows(r.await("writ.apply", handled(receiver, "all", "Posted")), taken)
+	follows(r.await("writ.send", row(receiver, payer, "CreditTaken")), taken)
+	follows(r.await("writ.apply", handled(receiver, payer, "CreditTaken")), taken)
 	_, payersLeader := c.leader("account", payer)
 	_, receiversLeader := c.leader("account", receiver)
 	if commit.node != payersLeader || taken.node != receiversLeader {
-		t.Errorf("committed on %s, applied on %s; leaders are %s and %s", commit.node, taken.node, payersLeader, receiversLeader)
+		r.errorf("committed on %s, applied on %s; leaders are %s and %s", commit.node, taken.node, payersLeader, receiversLeader)
 	}
 
 	// The outcome keeps where to look.
-	res, err := c.admin().Inspect(t.Context(), &nodev1.InspectRequest{Entity: &recordv1.Ref{Tenant: "default", Kind: "account", Id: payer}, Key: []byte("k")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := c.inspect("account", payer, "k")
 	outcome := res.GetKey().GetOutcome()
-	if want := "00-" + callersTrace + "-" + commit.id + "-01"; outcome.GetTrace() != want || outcome.GetRows() != 2 || len(outcome.GetEmitted()) != 2 {
-		t.Errorf("outcome %v, want trace %s and two rows in two lanes", outcome, want)
+	if want := "00-" + r.trace + "-" + commit.id + "-01"; outcome.GetTrace() != want || outcome.GetRows() != 2 || len(outcome.GetEmitted()) != 2 {
+		r.errorf("outcome %v, want trace %s and two rows in two lanes", outcome, want)
 	}
 
 	// A retry is a command of its own, and nothing else.
-	if got := submit(traced(t.Context(), "01"), cl, req); got.code != codes.OK || !got.replayed {
-		t.Fatal(got)
+	if _, ok := r.submit(cl, req, codes.OK); !ok {
+		return
 	}
-	col.await(t, callersTrace, "writ.submit", map[string]string{"replayed": "true"})
+	r.await("writ.submit", map[string]string{"replayed": "true"})
 	c.audit()
-	if n := len(col.all(callersTrace)); n != 11 {
-		t.Errorf("%d spans, want 2 commands, 1 commit, 4 sends and 4 events handled:\n%v", n, col.all(callersTrace))
+	if all := r.col.all(r.trace); len(all) != 11 {
+		r.errorf("%d spans, want 2 commands, 1 commit, 4 sends and 4 events handled:\n%v", len(all), all)
 	}
+}
+
+// inspect is what is known of an entity and one of its keys.
+func (c *testCluster) inspect(kind, id, key string) *nodev1.InspectResponse {
+	c.t.Helper()
+	admin := c.admin()
+	return eventually(c.t, func(ctx context.Context) (*nodev1.InspectResponse, error) {
+		return admin.Inspect(ctx, &nodev1.InspectRequest{Entity: &recordv1.Ref{Tenant: "default", Kind: kind, Id: id}, Key: []byte(key)})
+	})
 }
 
 // TestRefusedRowsAreTraced covers that each attempt is a span with its number and
@@ -281,30 +358,29 @@ func TestRefusedRowsAreTraced(t *testing.T) {
 	col := newCollector(t)
 	c := newCluster(t, 1, func(cfg *node.Config) { newActing().conf(cfg); col.conf(cfg) })
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
-	req := command(t, "actor", "a", "k", &testingv1.Act{What: "emit", ToKind: "actor", ToId: "b", Text: "no"})
-	if got := submit(traced(t.Context(), "01"), cl, req); got.code != codes.OK {
-		t.Fatal(got)
-	}
-	for _, attempt := range []string{"1", "2", "3"} {
-		s := col.await(t, callersTrace, "writ.send", map[string]string{"attempt": attempt})
-		if !s.failed || !strings.Contains(s.status, "REJECTED") {
-			t.Errorf("attempt %s: %v", attempt, s)
+	c.undisturbed(col, func(r *trial) {
+		id := r.name("a")
+		req := command(t, "actor", id, "k", &testingv1.Act{What: "emit", ToKind: "actor", ToId: "b", Text: "no"})
+		if _, ok := r.submit(cl, req, codes.OK); !ok {
+			return
 		}
-	}
-	commit := col.await(t, callersTrace, "writ.commit", nil)
-	res, err := c.admin().Inspect(t.Context(), &nodev1.InspectRequest{Entity: &recordv1.Ref{Tenant: "default", Kind: "actor", Id: "a"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := "00-" + callersTrace + "-" + commit.id + "-01"
-	if rows := res.GetOutgoing()[0].GetRows(); len(rows) != 1 || rows[0].GetTrace() != want {
-		t.Errorf("rows %v, want one with trace %s", rows, want)
-	}
-	for _, s := range col.find(callersTrace, "writ.apply", nil) {
-		if !s.failed || s.parent != commit.id {
-			t.Errorf("%v: want it failed, and following %s", s, commit.id)
+		for _, attempt := range []string{"1", "2", "3"} {
+			s := r.await("writ.send", map[string]string{"attempt": attempt})
+			if !s.failed || !strings.Contains(s.status, "REJECTED") {
+				r.errorf("attempt %s: %v", attempt, s)
+			}
 		}
-	}
+		commit := r.await("writ.commit", nil)
+		want := "00-" + r.trace + "-" + commit.id + "-01"
+		if out := c.inspect("actor", id, "").GetOutgoing(); len(out) != 1 || len(out[0].GetRows()) != 1 || out[0].GetRows()[0].GetTrace() != want {
+			r.errorf("lanes %v, want one row with trace %s", out, want)
+		}
+		for _, s := range col.find(r.trace, "writ.apply", nil) {
+			if !s.failed || s.parent != commit.id {
+				r.errorf("%v: want it failed, and following %s", s, commit.id)
+			}
+		}
+	})
 }
 
 // TestFailedHandlersAreTraced covers that a span says how a handler has failed, and
@@ -314,14 +390,17 @@ func TestFailedHandlersAreTraced(t *testing.T) {
 	c := newCluster(t, 1, func(cfg *node.Config) { newActing().conf(cfg); col.conf(cfg) })
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
 	for what, want := range map[string]string{"panic": "the handler panicked", "error": "the handler returned an error that is no rejection"} {
-		req := command(t, "actor", what, "k", &testingv1.Act{What: what})
-		if got := submit(traced(t.Context(), "01"), cl, req); got.reason != "HANDLER_PANIC" {
-			t.Fatal(got)
-		}
-		s := col.await(t, callersTrace, "writ.commit", map[string]string{"entity.id": what})
-		if !s.failed || !strings.HasPrefix(s.status, want) || strings.Contains(s.status, "as told") {
-			t.Errorf("%v: want %q", s, want)
-		}
+		c.undisturbed(col, func(r *trial) {
+			id := r.name(what)
+			if got, ok := r.submit(cl, command(t, "actor", id, "k", &testingv1.Act{What: what}), codes.Internal); !ok || got.reason != "HANDLER_PANIC" {
+				r.errorf("%v", got)
+				return
+			}
+			s := r.await("writ.commit", map[string]string{"entity.id": id})
+			if !s.failed || !strings.HasPrefix(s.status, want) || strings.Contains(s.status, "as told") {
+				r.errorf("%v: want %q", s, want)
+			}
+		})
 	}
 }
 
@@ -331,17 +410,20 @@ func TestTimersAreTraced(t *testing.T) {
 	col := newCollector(t)
 	k := &alarms{}
 	c := newCluster(t, 1, func(cfg *node.Config) { cfg.Kinds = k.kinds(); col.conf(cfg) })
-	set := command(t, "alarm", "a", "k", &wrapperspb.StringValue{Value: "set 10ms"})
-	if got := submit(traced(t.Context(), "01"), writv1.NewEntityServiceClient(c.dial("n1")), set); got.code != codes.OK {
-		t.Fatal(got)
-	}
-	commit := col.await(t, callersTrace, "writ.commit", nil)
-	for i := range 10 {
-		fired := col.await(t, callersTrace, "writ.fire", map[string]string{"entity.id": "a", "timer": fmt.Sprint(i)})
-		if fired.parent != commit.id || fired.failed {
-			t.Errorf("%v does not follow %v", fired, commit)
+	cl := writv1.NewEntityServiceClient(c.dial("n1"))
+	c.undisturbed(col, func(r *trial) {
+		id := r.name("a")
+		if _, ok := r.submit(cl, command(t, "alarm", id, "k", &wrapperspb.StringValue{Value: "set 10ms"}), codes.OK); !ok {
+			return
 		}
-	}
+		commit := r.await("writ.commit", nil)
+		for i := range 10 {
+			fired := r.await("writ.fire", map[string]string{"entity.id": id, "timer": fmt.Sprint(i)})
+			if fired.parent != commit.id || fired.failed {
+				r.errorf("%v does not follow %v", fired, commit)
+			}
+		}
+	})
 }
 
 // TestSampling covers that a caller that does not sample is heard, that commands of
@@ -351,28 +433,35 @@ func TestSampling(t *testing.T) {
 	col := newCollector(t)
 	c := newCluster(t, 1, func(cfg *node.Config) { newActing().conf(cfg); col.conf(cfg); cfg.TraceRatio = 0 })
 	cl := writv1.NewEntityServiceClient(c.dial("n1"))
-	emit := func(ctx context.Context, id string) *recordv1.Row {
+	emit := func(id string, traced func(context.Context) context.Context) *recordv1.Row {
 		t.Helper()
-		if got := submit(ctx, cl, command(t, "actor", id, "k", &testingv1.Act{What: "emit", ToKind: "actor", ToId: "b", Text: "no"})); got.code != codes.OK {
+		req := command(t, "actor", id, "k", &testingv1.Act{What: "emit", ToKind: "actor", ToId: "b", Text: "no"})
+		if got := insist(t, func(ctx context.Context) answer { return submit(traced(ctx), cl, req) }); got.code != codes.OK {
 			t.Fatal(got)
 		}
-		res, err := c.admin().Inspect(t.Context(), &nodev1.InspectRequest{Entity: &recordv1.Ref{Tenant: "default", Kind: "actor", Id: id}})
-		if err != nil || len(res.GetOutgoing()) != 1 || len(res.GetOutgoing()[0].GetRows()) != 1 {
-			t.Fatal(res, err)
+		res := c.inspect("actor", id, "")
+		if len(res.GetOutgoing()) != 1 || len(res.GetOutgoing()[0].GetRows()) != 1 {
+			t.Fatal(res)
 		}
 		return res.GetOutgoing()[0].GetRows()[0]
 	}
-	if row := emit(t.Context(), "undecided"); row.GetTrace() != "" {
+	if row := emit("undecided", func(ctx context.Context) context.Context { return ctx }); row.GetTrace() != "" {
 		t.Errorf("trace %q of a command that is not sampled", row.GetTrace())
 	}
+	traced := func(flags string) func(context.Context) context.Context {
+		return func(ctx context.Context) context.Context { return within(ctx, callersTrace, flags) }
+	}
 	unsampled := "00-" + callersTrace + "-" + callersSpan + "-00"
-	if row := emit(traced(t.Context(), "00"), "unsampled"); row.GetTrace() != unsampled {
+	if row := emit("unsampled", traced("00")); row.GetTrace() != unsampled {
 		t.Errorf("trace %q, want the caller's %q", row.GetTrace(), unsampled)
 	}
-	if row := emit(metadata.AppendToOutgoingContext(t.Context(), "traceparent", "not one"), "strange"); row.GetTrace() != "" {
+	strange := func(ctx context.Context) context.Context {
+		return metadata.AppendToOutgoingContext(ctx, "traceparent", "not one")
+	}
+	if row := emit("strange", strange); row.GetTrace() != "" {
 		t.Errorf("trace %q of a header that is none", row.GetTrace())
 	}
-	emit(traced(t.Context(), "01"), "sampled")
+	emit("sampled", traced("01"))
 	col.await(t, callersTrace, "writ.commit", map[string]string{"entity.id": "sampled"})
 	for _, s := range col.all("") {
 		if s.trace != callersTrace || (s.attrs["entity.id"] != "sampled" && s.attrs["source.id"] != "sampled") {
@@ -392,7 +481,7 @@ func TestCollectorAway(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	col.url = "http://" + l.Addr().String()
 	c := newCluster(t, 1, col.conf)
-	payer := accountApart()
+	const payer = "payer"
 	c.openAccount(payer)
 	if got := balance(t, c.client(), payer); got != 100 {
 		t.Errorf("balance %d, want 100", got)
