@@ -48,6 +48,8 @@ type Reconciler struct {
 	config ReconcilerConfig
 	notice *notice
 
+	current bool // the placement has been up to date since the start, of Step
+
 	mu       sync.Mutex           // guards what follows
 	answers  map[string]time.Time // by node: since when it has answered without a break
 	transfer map[uint32]time.Time // by shard: last hand-over
@@ -80,11 +82,13 @@ func (r *Reconciler) State() string { return r.notice.text() }
 // Step takes one step for every shard, and reports whether there may be more to
 // do at once. Errors are trouble on the way: the next Step tries again.
 func (r *Reconciler) Step(ctx context.Context) (more bool, err error) {
+	ready, _ := r.config.Placements.Ready() // first: it says nothing of a state read before
+	r.current = r.current || ready
 	state := r.config.Placements.State()
 	if state.GetClusterId() == "" {
 		return false, nil
 	}
-	p := &pass{r: r, ctx: ctx, state: state, local: r.config.Replicas.Statuses(), asked: map[string]func() []*nodev1.ShardStatus{}}
+	p := &pass{r: r, ctx: ctx, ready: ready, state: state, local: r.config.Replicas.Statuses(), asked: map[string]func() []*nodev1.ShardStatus{}}
 	places := state.GetShards()
 	moved, errs := make([]bool, len(places)), make([]error, len(places))
 	slots := make(chan struct{}, shardsAtOnce)
@@ -109,6 +113,7 @@ func (r *Reconciler) Step(ctx context.Context) (more bool, err error) {
 type pass struct {
 	r     *Reconciler
 	ctx   context.Context //nolint:containedctx // of one call of Step
+	ready bool            // the state is up to date
 	state *nodev1.MetaState
 	local []*nodev1.ShardStatus
 
@@ -209,7 +214,7 @@ func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement)
 	}
 	c := p.config(place, generation)
 	if !place.GetFormed() && mine.GetGeneration() == generation {
-		if ok, _ := p.r.config.Placements.Ready(); !ok {
+		if !p.ready {
 			return false, nil
 		}
 		c.Bootstrap = servers(place)
@@ -262,9 +267,11 @@ func servers(place *nodev1.ShardPlacement) []Server {
 
 // drop deletes a replica that the placement no longer has, but not before the
 // group can do without it: the leader's committed configuration must be rid of
-// this node. A replica in quarantine takes part in nothing and goes at once.
+// this node. A replica in quarantine takes part in nothing and goes at once. After a
+// restart the placement is read again, step by step: one from before this replica
+// does not have it either, and what is dropped can never be opened again.
 func (p *pass) drop(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (bool, error) {
-	if here.GetState() != stateQuarantined && !p.excluded(place, here) {
+	if !p.r.current || here.GetState() != stateQuarantined && !p.excluded(place, here) {
 		return false, nil
 	}
 	if err := p.r.config.Replicas.Drop(place.GetShard()); err != nil {

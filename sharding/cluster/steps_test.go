@@ -365,16 +365,45 @@ func TestUnformedGroupIsNotBootstrappedFromAnOldState(t *testing.T) {
 	}
 }
 
+// TestNothingIsDroppedByAnOldState: after a restart the placement is read again, and
+// one from before this node's replica does not have it.
+func TestNothingIsDroppedByAnOldState(t *testing.T) {
+	for _, state := range []string{stateServing, stateQuarantined} {
+		replicas := []*nodev1.ReplicaPlacement{{Node: "n1", Generation: 1}, {Node: "me", Incarnation: "before", Generation: 2}}
+		host := &fakeHost{
+			state:  &nodev1.MetaState{ClusterId: "c", Shards: []*nodev1.ShardPlacement{{Formed: true, Replicas: replicas}}},
+			status: []*nodev1.ShardStatus{{Local: true, State: state, ReplicaGeneration: 3}},
+		}
+		leader := reporter{"n1": {{Local: true, State: stateServing, Leader: "n1", Term: 5, Voters: []string{"n1"}}}}
+		r := NewReconciler(ReconcilerConfig{Node: "me", Incarnation: "now", Placements: host, Replicas: host, Reporter: leader})
+		for _, x := range []struct {
+			ready bool
+			drops int
+		}{{false, 0}, {true, 1}, {false, 2}} { // a node that the meta group has removed knew enough once
+			host.ready = x.ready
+			if _, err := r.Step(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if host.drops != x.drops {
+				t.Errorf("%s, up to date %v: dropped %d times, want %d", state, x.ready, host.drops, x.drops)
+			}
+		}
+	}
+}
+
 type fakeHost struct {
 	Replicas
 	state  *nodev1.MetaState
+	status []*nodev1.ShardStatus
 	ready  bool
 	opened []ReplicaConfig
+	drops  int
 }
 
 func (h *fakeHost) State() *nodev1.MetaState        { return h.state }
 func (h *fakeHost) Ready() (bool, string)           { return h.ready, "" }
-func (h *fakeHost) Statuses() []*nodev1.ShardStatus { return nil }
+func (h *fakeHost) Statuses() []*nodev1.ShardStatus { return h.status }
+func (h *fakeHost) Drop(uint32) error               { h.drops++; return nil }
 func (h *fakeHost) Kept(uint32, uint64) uint64      { return 0 }
 func (h *fakeHost) Open(c ReplicaConfig) error      { h.opened = append(h.opened, c); return nil }
 

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	nodev1 "writ/proto/writ/node/v1"
 	writv1 "writ/proto/writ/v1"
@@ -70,15 +72,30 @@ func (l *Links) Close() error {
 	return errors.Join(errs...)
 }
 
-// Status is one node's view of the cluster.
+// Status is one node's view of the cluster. A node that gives no answer is asked again
+// for a while: it, or the connection to it, may only be held up.
 func (l *Links) Status(ctx context.Context, node string) (*nodev1.StatusResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		res, err := l.StatusOnce(ctx, node)
+		silent := slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded}, status.Code(err))
+		if !silent || ctx.Err() != nil {
+			return res, err
+		}
+		pause(ctx, pollInterval)
+	}
+}
+
+// StatusOnce asks once, for those who expect that there may be no answer.
+func (l *Links) StatusOnce(ctx context.Context, node string) (*nodev1.StatusResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	status, err := l.Admin(node).Status(ctx, &nodev1.StatusRequest{})
+	res, err := l.Admin(node).Status(ctx, &nodev1.StatusRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("status of %s: %w", node, err)
 	}
-	return status, nil
+	return res, nil
 }
 
 // Leaders waits until the given nodes agree on a leader for every shard, one of

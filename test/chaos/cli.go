@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -39,8 +40,24 @@ func (c CLI) Run(ctx context.Context, args ...string) (Result, error) {
 	return Result{Stdout: out.Bytes(), Stderr: errs.Bytes(), Code: cmd.ProcessState.ExitCode()}, nil
 }
 
-// Audit runs `node audit` against the addresses.
-func (c CLI) Audit(ctx context.Context, addrs string) (AuditReport, error) {
+// Audit runs `node audit` against the addresses, again while there is nothing wrong but
+// that a shard has no leader, or that a replica could not be asked: a node that has just
+// come back may be held for dead, or be catching up with what it has missed.
+func (c CLI) Audit(ctx context.Context, addrs string) (report AuditReport, err error) {
+	err = eventually(ctx, "audit", func(ctx context.Context) (err error) {
+		report, err = c.auditOnce(ctx, addrs)
+		if err != nil && !strings.Contains(err.Error(), "has no leader just now") {
+			return &finalError{err}
+		}
+		if err == nil && len(report.Findings) == 0 && len(report.Unreachable) > 0 {
+			return fmt.Errorf("replicas on %v could not be compared", report.Unreachable)
+		}
+		return err
+	})
+	return report, err
+}
+
+func (c CLI) auditOnce(ctx context.Context, addrs string) (AuditReport, error) {
 	res, err := c.Run(ctx, "audit", "--addr", addrs, "--deep", "--json", "--wait", "60s")
 	if err != nil {
 		return AuditReport{}, err

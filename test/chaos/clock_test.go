@@ -55,7 +55,7 @@ func TestProcessClockSteps(t *testing.T) {
 	for _, offset := range []time.Duration{10 * time.Second, -ahead, ahead, -clockStep(random), 0} {
 		must(t, SetClock(r.cluster, wrong, offset))
 		t.Logf("the clock of %s, which leads %d of %d alarms, is off by %v", wrong, led[wrong], a.entities, offset)
-		prompt, cancel := context.WithTimeout(ctx, 10*time.Second)
+		prompt, cancel := context.WithTimeout(ctx, 30*time.Second)
 		r.deposits(prompt, fmt.Sprintf("clock%v-", offset), 64) // of all shards
 		cancel()
 		pause(ctx, 2*time.Second)

@@ -63,6 +63,11 @@ func prepareCompose(t *testing.T, config ComposeConfig) (*rig, *Compose) {
 	if out, err := exec.Command("docker", "info").CombinedOutput(); err != nil {
 		t.Skipf("SKIP: no Docker engine answers: docker info: %v: %s", err, out)
 	}
+	if err := exec.Command("docker", "compose", "version").Run(); err != nil {
+		if _, err := exec.LookPath("docker-compose"); err != nil {
+			t.Skip("SKIP: neither \"docker compose\" nor docker-compose is here")
+		}
+	}
 	binary, err := buildNode()
 	must(t, err)
 	repository, err := filepath.Abs(filepath.Join("..", ".."))

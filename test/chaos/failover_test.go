@@ -20,10 +20,11 @@ const (
 	killedPause = 500 * time.Millisecond
 	// disturbed is how long something else, a disk or other processes, may hold the
 	// machine up. If the p99 at other shards is already longer before the kill, or
-	// none of them answers for longer after it, the round is run again, and its pauses
-	// and retries do not count. That does not hide a failover that holds up other
-	// shards: each of their clients would have one slow call in forty, and their p99
-	// counts in every round that was undisturbed before its kill.
+	// none of them answers for longer after it, or the machine was held up by its own
+	// account, the round is run again, and its pauses and retries do not count. That
+	// does not hide a failover that holds up other shards: each of their clients would
+	// have one slow call in forty, and their p99 is compared in every round that was
+	// undisturbed before its kill and on a machine that was not held up half as long.
 	disturbed = killedPause / 2
 	// tries is how often a round may be run.
 	tries = 4
@@ -39,12 +40,14 @@ const (
 	// other nodes lead are compared.
 	window = 2 * time.Second
 	// slowdown and noise bound what these calls may cost more: the 99th percentile
-	// of all rounds together may double or grow by noise, whichever is more. In a
-	// quiet window it is a few ms, and two processes that get in each other's way may
-	// add as much by chance. Noise is far below the length of any failover, so calls
-	// that wait for one stand out.
+	// may double or grow by noise, whichever is more. In a quiet window it is a few ms,
+	// and two processes that get in each other's way may add as much by chance. Noise is
+	// far below the length of any failover, so calls that wait for one stand out: in
+	// every round with that node. One in which they do not shows that it was chance, and
+	// so many in which they do that it was not.
 	slowdown = 2
 	noise    = 20 * time.Millisecond
+	enough   = 3
 )
 
 // users are clients that call each shard all the time.
@@ -136,6 +139,11 @@ type cost struct {
 	before, after []time.Duration
 }
 
+func (c *cost) add(more cost) {
+	c.pauses, c.worst = append(c.pauses, more.pauses...), append(c.worst, more.worst...)
+	c.calls, c.retried = c.calls+more.calls, c.retried+more.retried
+}
+
 // cost compares the window before the moment with the one from it on.
 func (u *users) cost(leaders map[uint32]string, node string, at time.Time) cost {
 	var c cost
@@ -202,48 +210,63 @@ func (r *rig) served(u *users) {
 // how many retries that costs, and what the other shards feel.
 func TestProcessFailoverTime(t *testing.T) {
 	r := start(t, ProcessConfig{})
-	ctx := within(t, 5*time.Minute)
+	ctx := within(t, pick(15*time.Minute, time.Hour))
 	nodes := r.cluster.Nodes()
 	u := r.users(ctx, "fail", 4, nodes...)
+	machine := watchMachine(t)
 	var sum cost
-	judged := 0
+	judged, compared := 0, 0
 	for range pick(1, 5) {
 		for _, node := range nodes {
-			for range tries {
-				if r.failover(ctx, u, node, &sum) {
-					judged++
-					break
+			done, felt, unfelt := false, 0, false
+			for n := 0; n < tries && (!done || !unfelt); n++ {
+				c, calm, comparable := r.failover(ctx, u, machine, node)
+				if calm && !done {
+					done = true
+					sum.add(c)
 				}
+				switch {
+				case !comparable:
+				case p99(c.after) > mostly(p99(c.before)):
+					felt++
+				default:
+					unfelt = true
+				}
+			}
+			if done {
+				judged++
+			}
+			if unfelt {
+				compared++
+			} else if felt >= enough {
+				compared++
+				t.Errorf("shards with other leaders felt it each time that %s was killed, %d times: see their p99 above", node, felt)
 			}
 		}
 	}
 	r.served(u)
 	median, greatest := spread(sum.pauses)
-	before, after := p99(sum.before), p99(sum.after)
 	t.Logf("killed leaders: pause median %v, greatest %v (at most %v)", millis(median), millis(greatest), killedPause)
 	t.Logf("retries seen by the Go client: %d of %d calls had one, %d had more (at most 0)", sum.retried-len(sum.worst), sum.calls, len(sum.worst))
-	t.Logf("other shards: p99 %v in %v from the kill on (%d calls), %v before (%d calls); at most %v", millis(after), window, len(sum.after), millis(before), len(sum.before), millis(mostly(before)))
 	for _, op := range sum.worst {
 		t.Errorf("a call needed more than %d retries: %+v", retriesMax, op)
 	}
 	if greatest > killedPause {
 		t.Errorf("a shard was out for %v after its leader was killed; want at most %v", greatest, killedPause)
 	}
-	if after > mostly(before) {
-		t.Errorf("the p99 of shards with other leaders went from %v to %v", before, after)
-	}
+	t.Logf("pauses and retries were judged for %d kills, other shards for %d", judged, compared)
 	if t.Failed() {
 		t.Logf("what the clients were told:\n%s", u.troubles())
 	}
 	r.audit()
-	if judged == 0 {
-		t.Skip("SKIP: something else held the machine up in every round: pauses and retries were not judged")
+	if judged == 0 || compared == 0 {
+		t.Skip("SKIP: something else held the machine up in every round: not all was judged")
 	}
 }
 
-// failover kills one node, adds what that cost to the sum, and brings the node back.
-// It returns false if the round was disturbed.
-func (r *rig) failover(ctx context.Context, u *users, node string, sum *cost) bool {
+// failover kills one node and brings it back. It returns what that cost, whether
+// nothing disturbed the round, and whether at least other shards can be compared.
+func (r *rig) failover(ctx context.Context, u *users, machine *machine, node string) (c cost, calm, comparable bool) {
 	r.t.Helper()
 	nodes := r.cluster.Nodes()
 	r.awaitPreferred(ctx)
@@ -253,28 +276,23 @@ func (r *rig) failover(ctx context.Context, u *users, node string, sum *cost) bo
 	killed := time.Now()
 	r.kill(node)
 	must(r.t, u.reach(ctx, killed.Add(window)))
-	c := u.cost(leaders, node, killed)
+	slowest := machine.slowest(killed.Add(-window))
+	c = u.cost(leaders, node, killed)
 	r.up(node)
 	median, greatest := spread(c.pauses)
 	_, rest := spread(c.others)
 	before, after := p99(c.before), p99(c.after)
-	r.t.Logf("killed %s: pause of its shards median %v, greatest %v, of others %v; %d of %d calls retried, %d twice; p99 at other shards %v, %v before",
-		node, millis(median), millis(greatest), millis(rest), c.retried, c.calls, len(c.worst), millis(after), millis(before))
+	r.t.Logf("killed %s: pause of its shards median %v, greatest %v, of others %v; %d of %d calls retried, %d twice; p99 at other shards %v in %v from then on, %v before (at most %v); the machine's longest turn %v",
+		node, millis(median), millis(greatest), millis(rest), c.retried, c.calls, len(c.worst), millis(after), window, millis(before), millis(mostly(before)), millis(slowest))
 	if len(c.pauses) == 0 {
 		r.t.Errorf("%s led no shard: the round proves nothing", node)
 	}
-	if before > disturbed {
-		r.t.Logf("disturbed before the kill: once more")
-		return false
-	}
-	sum.before, sum.after = append(sum.before, c.before...), append(sum.after, c.after...)
-	if rest > disturbed {
+	comparable = before <= disturbed && slowest <= heldUp/2
+	calm = before <= disturbed && rest <= disturbed && slowest <= heldUp
+	if !calm {
 		r.t.Logf("disturbed: once more")
-		return false
 	}
-	sum.pauses, sum.worst = append(sum.pauses, c.pauses...), append(sum.worst, c.worst...)
-	sum.calls, sum.retried = sum.calls+c.calls, sum.retried+c.retried
-	return true
+	return c, calm, comparable
 }
 
 // mostly is what a p99 may become.
@@ -293,40 +311,54 @@ func TestProcessHostLost(t *testing.T) {
 // that with one retry.
 func (r *rig) hostLost(rounds int, lose, back func(node string) error) {
 	r.t.Helper()
-	ctx := within(r.t, 10*time.Minute)
+	ctx := within(r.t, time.Duration(rounds)*15*time.Minute)
 	nodes := r.cluster.Nodes()
 	all := r.users(ctx, "all", 2, nodes...)
+	machine := watchMachine(r.t)
 	var pauses []time.Duration
+	// One loss; false if the machine was held up meanwhile.
+	one := func(node, name string) bool {
+		r.awaitPreferred(ctx)
+		u := r.users(ctx, name, 2, others(r.cluster, node)...)
+		must(r.t, u.reach(ctx, time.Now()))
+		must(r.t, all.reach(ctx, time.Now()))
+		leaders, err := r.links.Leaders(ctx, nodes)
+		must(r.t, err)
+		lost := time.Now()
+		must(r.t, lose(node))
+		must(r.t, u.reach(ctx, lost.Add(lostPause+window)))
+		must(r.t, all.reach(ctx, lost.Add(window)))
+		slowest := machine.slowest(lost)
+		c, known := u.cost(leaders, node, lost), all.cost(leaders, node, lost)
+		r.served(u)
+		must(r.t, back(node))
+		must(r.t, AwaitReady(ctx, r.cluster, node))
+		median, greatest := spread(c.pauses)
+		_, longest := spread(known.pauses)
+		r.t.Logf("lost %s: pause of its shards median %v, greatest %v; clients that know it: %d of %d calls retried, pause %v; the machine's longest turn %v",
+			node, millis(median), millis(greatest), known.retried, known.calls, millis(longest), millis(slowest))
+		if len(c.pauses) == 0 {
+			r.t.Errorf("%s led no shard: the round proves nothing", node)
+		}
+		if slowest > heldUp {
+			r.t.Logf("disturbed: once more")
+			return false
+		}
+		pauses = append(pauses, c.pauses...)
+		for _, op := range slices.Concat(c.worst, known.worst) {
+			r.t.Errorf("a call needed too many retries: %+v", op)
+		}
+		if r.t.Failed() {
+			r.t.Logf("what the clients were told:\n%s\n\n%s", u.troubles(), all.troubles())
+		}
+		return true
+	}
 	for round := range rounds {
 		for _, node := range nodes {
-			r.awaitPreferred(ctx)
-			u := r.users(ctx, fmt.Sprintf("lost-%s-%d", node, round), 2, others(r.cluster, node)...)
-			must(r.t, u.reach(ctx, time.Now()))
-			must(r.t, all.reach(ctx, time.Now()))
-			leaders, err := r.links.Leaders(ctx, nodes)
-			must(r.t, err)
-			lost := time.Now()
-			must(r.t, lose(node))
-			must(r.t, u.reach(ctx, lost.Add(lostPause+window)))
-			must(r.t, all.reach(ctx, lost.Add(window)))
-			c, known := u.cost(leaders, node, lost), all.cost(leaders, node, lost)
-			r.served(u)
-			must(r.t, back(node))
-			must(r.t, AwaitReady(ctx, r.cluster, node))
-			median, greatest := spread(c.pauses)
-			pauses = append(pauses, c.pauses...)
-			_, slowest := spread(known.pauses)
-			r.t.Logf("lost %s: pause of its shards median %v, greatest %v; clients that know it: %d of %d calls retried, pause %v",
-				node, millis(median), millis(greatest), known.retried, known.calls, millis(slowest))
-			if len(c.pauses) == 0 {
-				r.t.Errorf("%s led no shard: the round proves nothing", node)
-			}
-			known.worst = slices.DeleteFunc(known.worst, func(op Op) bool { return op.Answer.Calls <= 1+retriesMax })
-			for _, op := range slices.Concat(c.worst, known.worst) {
-				r.t.Errorf("a call needed too many retries: %+v", op)
-			}
-			if r.t.Failed() {
-				r.t.Logf("what the clients were told:\n%s\n\n%s", u.troubles(), all.troubles())
+			for n := range tries {
+				if one(node, fmt.Sprintf("lost-%s-%d-%d", node, round, n)) {
+					break
+				}
 			}
 		}
 	}
@@ -337,6 +369,9 @@ func (r *rig) hostLost(rounds int, lose, back func(node string) error) {
 		r.t.Errorf("a shard was out for %v after its leader was lost; want at most %v", greatest, lostPause)
 	}
 	r.audit()
+	if len(pauses) == 0 {
+		r.t.Skip("SKIP: something else held the machine up in every round: pauses and retries were not judged")
+	}
 }
 
 // awaitPreferred waits until every shard is led by the node that should, as all

@@ -12,7 +12,7 @@ import (
 func (r *rig) clusterIDs(ctx context.Context) map[string][]string {
 	ids := map[string][]string{}
 	for _, node := range r.running() {
-		if status, err := r.links.Status(ctx, node); err == nil && status.GetClusterId() != "" {
+		if status, err := r.links.StatusOnce(ctx, node); err == nil && status.GetClusterId() != "" {
 			ids[status.GetClusterId()] = append(ids[status.GetClusterId()], node)
 		}
 	}

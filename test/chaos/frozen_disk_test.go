@@ -70,10 +70,8 @@ func TestProcessFrozenDisk(t *testing.T) {
 			}
 			f.read(ctx, 20)
 			f.ask(ctx, 20)
-			if !Alive(ctx, r.cluster, node) {
-				t.Errorf("%s does not answer at all", node)
-			}
-			ready, text := Ready(ctx, r.cluster, node)
+			r.wantAlive(ctx, node)
+			ready, text := r.readiness(ctx, node)
 			if ready || !strings.Contains(text, "suspended: a ") || !strings.Contains(text, "hanging") {
 				t.Errorf("%s: ready %v: %s", node, ready, text)
 			}
@@ -172,15 +170,17 @@ func TestProcessStopOnAFrozenDisk(t *testing.T) {
 		for _, point := range points[1:] {
 			r.arm(node, point, "hold")
 		}
-		stopping, cancel := context.WithTimeout(ctx, 15*time.Second)
+		stopping, cancel := context.WithTimeout(ctx, 2*stopWithin)
 		code, took, err := r.cluster.Stop(stopping, node)
 		cancel()
 		must(t, err)
-		text := r.process.Since(node)
-		if code != 0 || took > 10*time.Second || !strings.Contains(text, "stopped before the end, while files were closed: not flushed are shards") {
+		// The steps before the files may take most of the time, and on a busy machine all.
+		_, step, cut := strings.Cut(r.process.Since(node), "stopped before the end, while ")
+		files := strings.HasPrefix(step, "files were closed")
+		if code != 0 || took > stopWithin || !cut || files && !strings.HasPrefix(step, "files were closed: not flushed are shards") {
 			t.Errorf("%s: exit code %d after %v: %s", node, code, took, r.cluster.Logs(node, 5))
 		}
-		t.Logf("%s, hanging at %v, stopped in %v", node, points, took.Round(time.Millisecond))
+		t.Logf("%s, hanging at %v, stopped in %v; while files were closed: %v", node, points, took.Round(time.Millisecond), files)
 		r.up(node)
 	}
 	must(t, AwaitReady(ctx, r.cluster, nodes...))
@@ -199,10 +199,25 @@ func TestProcessFailedFlush(t *testing.T) {
 	ctx := within(t, 3*time.Minute)
 	nodes := r.cluster.Nodes()
 	r.deposits(ctx, "flush-", 64)
-	const node = "n2"
+	const node, reopened = "n2", "a failed replica is opened anew"
 	r.arm(node, "before-flush", "error")
-	r.deposits(ctx, "fail-", 64) // something to flush
-	must(t, eventually(within(t, 20*time.Second), "the failure", func(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	// Something to flush. Not all at once: the failure lasts for some seconds only.
+	wg.Go(func() {
+		for i := range 64 {
+			op := Op{Action: Deposit, Account: fmt.Sprintf("fail-%d", i), Key: "open", Amount: 100}
+			op.Answer = (&Library{Client: r.client}).Do(ctx, op)
+			if op.Answer.Verdict != Executed {
+				t.Errorf("%+v", op)
+			}
+			r.side.Add(op)
+		}
+	})
+	must(t, eventually(within(t, time.Minute), "the failure", func(ctx context.Context) error {
+		if strings.Contains(r.process.Since(node), reopened) { // nobody was quick enough to look
+			return nil
+		}
 		status, err := r.links.Status(ctx, node)
 		if err != nil {
 			return err
@@ -221,12 +236,20 @@ func TestProcessFailedFlush(t *testing.T) {
 		}
 		return nil
 	}))
+	wg.Wait()
 	begin := time.Now()
 	r.deposits(ctx, "meanwhile-", 64)
 	must(t, AwaitReady(within(t, time.Minute), r.cluster, nodes...))
 	t.Logf("%s is ready again after %v", node, time.Since(begin).Round(time.Millisecond))
-	if text := r.process.Since(node); !strings.Contains(text, "a failed replica is opened anew") || strings.Contains(text, "quarantined") {
-		t.Errorf("%s says: %s", node, r.cluster.Logs(node, 20))
+	text := r.process.Since(node)
+	failed := 0
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, "replica failed") && strings.Contains(line, "injected") {
+			failed++
+		}
+	}
+	if failed != 1 || !strings.Contains(text, reopened) || strings.Contains(text, "quarantined") {
+		t.Errorf("%s tells of %d failed replicas: %s", node, failed, r.cluster.Logs(node, 20))
 	}
 	r.audit()
 	r.contents(ctx)

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -145,9 +144,9 @@ func host(args ...string) error {
 // number against other test processes. It is one of those that are set aside for
 // tests of networks (RFC 2544), which Docker does not use.
 func takeSubnet() (netip.Prefix, *os.File, error) {
-	dir := filepath.Join(os.TempDir(), "writ-chaos-subnets")
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return netip.Prefix{}, nil, fmt.Errorf("subnet locks: %w", err)
+	dir, err := lockFolder("subnets")
+	if err != nil {
+		return netip.Prefix{}, nil, err
 	}
 	for range 100 {
 		number := rand.IntN(2 << 8)

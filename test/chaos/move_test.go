@@ -154,17 +154,21 @@ func (r *rig) moveShard(ctx context.Context, m move, before *nodev1.StatusRespon
 	if n := len(registry.GetNodes()); n != len(r.cluster.Nodes()) || registry.GetClusterId() != before.GetClusterId() {
 		r.t.Errorf("cluster nodes: %d nodes of cluster %s", n, registry.GetClusterId())
 	}
-	status := &nodev1.StatusResponse{}
-	r.message(status, "status")
-	alive := 0
-	for _, member := range status.GetMembers() {
-		if member.GetAlive() && r.cluster.Addrs(member.GetName()).GRPC == member.GetGrpc() {
-			alive++
+	// A leadership that goes its way makes a node unready for a moment.
+	must(r.t, eventually(within(r.t, 30*time.Second), "cluster status", func(context.Context) error {
+		status := &nodev1.StatusResponse{}
+		r.message(status, "status")
+		alive := 0
+		for _, member := range status.GetMembers() {
+			if member.GetAlive() && r.cluster.Addrs(member.GetName()).GRPC == member.GetGrpc() {
+				alive++
+			}
 		}
-	}
-	if alive != len(r.cluster.Nodes()) || !slices.Contains(r.cluster.Nodes(), status.GetMetaLeader()) || !status.GetReady() {
-		r.t.Errorf("cluster status: %d nodes alive at their addresses, leader of the meta group %q, ready %v", alive, status.GetMetaLeader(), status.GetReady())
-	}
+		if alive != len(r.cluster.Nodes()) || !slices.Contains(r.cluster.Nodes(), status.GetMetaLeader()) || !status.GetReady() {
+			return fmt.Errorf("%d nodes alive at their addresses, leader of the meta group %q, ready %v", alive, status.GetMetaLeader(), status.GetReady())
+		}
+		return nil
+	}))
 	leads := ""
 	if m.leads {
 		leads = ", its leader,"

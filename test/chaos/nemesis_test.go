@@ -131,8 +131,8 @@ func TestNemesisHealsWhatItHurts(t *testing.T) {
 func TestNemesisOverlaps(t *testing.T) {
 	f := newFake(t)
 	n := &Nemesis{Cluster: f, Steps: []Step{{
-		Fault: FaultPause, Node: "a", Hold: 100 * time.Millisecond,
-		Second: &Step{Fault: FaultKill, Node: "b", Hold: 200 * time.Millisecond},
+		Fault: FaultPause, Node: "a", Hold: time.Second,
+		Second: &Step{Fault: FaultKill, Node: "b", Hold: 2 * time.Second},
 	}}}
 	must(t, n.Run(t.Context()))
 	begun := slices.Clone(f.log[:2])

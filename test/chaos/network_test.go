@@ -276,11 +276,14 @@ func (r *rig) formApart(n *Networked, random *rand.Rand, lost [][2]int, late, ap
 	begin := time.Now()
 	must(t, AwaitReady(within(t, time.Minute), r.cluster, nodes...))
 	look(ctx)
-	for id, by := range r.clusterIDs(ctx) {
-		if len(by) != len(nodes) {
-			t.Errorf("%s is the cluster of %v only", id, by)
+	must(t, eventually(within(t, 30*time.Second), "an answer of all", func(ctx context.Context) error {
+		for id, by := range r.clusterIDs(ctx) {
+			if len(by) != len(nodes) {
+				return fmt.Errorf("%s is the cluster of %v only", id, by)
+			}
 		}
-	}
+		return nil
+	}))
 	r.oneCluster(ctx)
 	t.Logf("cut for %v in the order %v: %d cluster ids until then, one after it; ready %v after the end", hold.Round(time.Millisecond), nodes, before, time.Since(begin).Round(time.Millisecond))
 	r.deposits(ctx, "apart-", 10)

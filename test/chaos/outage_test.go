@@ -2,7 +2,9 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"testing"
@@ -37,6 +39,7 @@ func TestProcessConsumerOutage(t *testing.T) {
 	ctx := within(t, 20*time.Minute)
 	o := &outage{rig: r}
 	o.prepare(ctx)
+	machine := watchMachine(t)
 
 	// Transfers do not pause between the phases: what is measured is one stream.
 	before := o.pay(ctx, pick(10*time.Second, time.Minute))
@@ -46,6 +49,7 @@ func TestProcessConsumerOutage(t *testing.T) {
 	frozenAt := time.Now()
 	o.awaitLeaders(ctx)
 	during := o.pay(ctx, pick(20*time.Second, 10*time.Minute)-time.Since(frozenAt))
+	slowest := machine.slowest(frozenAt)
 	if at, err := o.near.Read(within(t, 2*time.Second), "statement", "all", client.ReadOptions{}); err == nil {
 		t.Errorf("the statement answers without a quorum, at version %d", at.Version)
 	}
@@ -68,10 +72,13 @@ func TestProcessConsumerOutage(t *testing.T) {
 	}
 	ratio := o.sent(ctx) / float64(report.Applied)
 	p99 := func(all []time.Duration) time.Duration { return all[(len(all)-1)*99/100] }
-	t.Logf("%v without the consumer: %d transfers beside it, from order to credit p99 %v, %v before; %d postings drained in %v; %.3f sends a row",
-		outage.Round(time.Second), len(during), p99(during), p99(before), o.want(), drained.Round(time.Millisecond), ratio)
-	if p99(during) > 3*p99(before)+250*time.Millisecond { // a shared machine measures badly
-		t.Errorf("transfers' p99 went from %v to %v", p99(before), p99(during))
+	// A shared machine measures badly, and all pairs wait together when it is held up:
+	// in a short run twice is the p99.
+	limit := 3*p99(before) + 250*time.Millisecond + turns*slowest
+	t.Logf("%v without the consumer: %d transfers beside it, from order to credit p99 %v, %v before, at most %v; %d postings drained in %v; %.3f sends a row",
+		outage.Round(time.Second), len(during), p99(during), p99(before), millis(limit), o.want(), drained.Round(time.Millisecond), ratio)
+	if p99(during) > limit {
+		t.Errorf("transfers' p99 went from %v to %v; the machine's longest turn was %v", p99(before), p99(during), millis(slowest))
 	}
 	if ratio >= 1.5 && long() { // a short outage has few rows for its probes
 		t.Errorf("%.3f sends a row", ratio)
@@ -131,17 +138,27 @@ func (o *outage) prepare(ctx context.Context) {
 
 func (o *outage) shardOfStatement(ctx context.Context, status *nodev1.StatusResponse) uint32 {
 	o.t.Helper()
-	for _, s := range status.GetMeta().GetShards() {
-		stream, err := o.links.Admin("n1").AuditLanes(ctx, &nodev1.AuditLanesRequest{Shard: s.GetShard(), AsDestination: true})
-		must(o.t, err)
-		for lane, err := stream.Recv(); err == nil; lane, err = stream.Recv() {
-			if lane.GetDestination().GetKind() == "statement" {
-				return s.GetShard()
+	var shard uint32
+	must(o.t, eventually(within(o.t, time.Minute), "the statement's shard", func(context.Context) error {
+		for _, s := range status.GetMeta().GetShards() {
+			stream, err := o.links.Admin("n1").AuditLanes(ctx, &nodev1.AuditLanesRequest{Shard: s.GetShard(), AsDestination: true})
+			if err != nil {
+				return err
+			}
+			lane, err := stream.Recv()
+			for ; err == nil; lane, err = stream.Recv() {
+				if lane.GetDestination().GetKind() == "statement" {
+					shard = s.GetShard()
+					return nil
+				}
+			}
+			if !errors.Is(err, io.EOF) { // not the end of the lanes
+				return err
 			}
 		}
-	}
-	o.t.Fatal("the statement is in no shard")
-	return 0
+		return errors.New("it is in no shard")
+	}))
+	return shard
 }
 
 // awaitLeaders waits until a running node leads each shard that has a quorum.

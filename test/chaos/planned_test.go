@@ -21,6 +21,10 @@ const (
 	// a round is run again. It is measured beside Writ, so a move that holds shards
 	// up is never taken for a disturbance.
 	heldUp = 100 * time.Millisecond
+	// turns of the machine, one after the other, are what a move or a transfer takes:
+	// messages between processes and syncs of the disk. So many of the longest it may
+	// cost more.
+	turns = 3
 )
 
 // machine looks how long one thread waits for the processor and the disk.
@@ -59,28 +63,35 @@ func watchMachine(t *testing.T) *machine {
 	return m
 }
 
-// slowest is the longest turn that ended after the moment, or goes on.
-func (m *machine) slowest(from time.Time) time.Duration {
+// since are the turns that ended after the moment, and the one that goes on.
+func (m *machine) since(from time.Time) (took []time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var slowest time.Duration
 	for _, t := range m.turns {
 		if t.to.After(from) {
-			slowest = max(slowest, t.to.Sub(t.from))
+			took = append(took, t.to.Sub(t.from))
 		}
 	}
 	if n := len(m.turns); n > 0 {
-		slowest = max(slowest, time.Since(m.turns[n-1].to))
+		took = append(took, time.Since(m.turns[n-1].to))
 	}
+	return took
+}
+
+// slowest is the longest turn since the moment.
+func (m *machine) slowest(from time.Time) time.Duration {
+	_, slowest := spread(m.since(from))
 	return slowest
 }
 
-// planned collects the pauses of planned moves.
+// planned collects the pauses of planned moves, and the machine's longest turn in the
+// rounds that count.
 type planned struct {
 	*rig
 	machine *machine
 	probes  map[uint32]*Probe
 	pauses  []time.Duration
+	slowest time.Duration
 }
 
 func (r *rig) planned(probes map[uint32]*Probe) *planned {
@@ -112,7 +123,7 @@ func (p *planned) round(ctx context.Context, name string, move func() (what stri
 		slowest := p.machine.slowest(begin)
 		p.t.Logf("%s: %s; pause per shard: median %v, greatest %v; the machine's longest turn %v", name, what, millis(median), millis(greatest), millis(slowest))
 		if slowest <= heldUp {
-			p.pauses = append(p.pauses, pauses...)
+			p.pauses, p.slowest = append(p.pauses, pauses...), max(p.slowest, slowest)
 			return
 		}
 		p.t.Logf("%s: the machine was held up: once more", name)
@@ -127,9 +138,10 @@ func (p *planned) judge() {
 	}
 	median, greatest := spread(p.pauses)
 	at99 := nearest(p.pauses, 99)
-	p.t.Logf("planned moves: %d pauses, median %v, p99 %v (at most %v), greatest %v", len(p.pauses), millis(median), millis(at99), plannedPause, millis(greatest))
-	if at99 > plannedPause {
-		p.t.Errorf("the p99 of the pauses per shard was %v; want at most %v", at99, plannedPause)
+	limit := plannedPause + turns*p.slowest
+	p.t.Logf("planned moves: %d pauses, median %v, p99 %v (at most %v), greatest %v", len(p.pauses), millis(median), millis(at99), millis(limit), millis(greatest))
+	if at99 > limit {
+		p.t.Errorf("the p99 of the pauses per shard was %v; want at most %v", at99, limit)
 	}
 	if greatest > 3*time.Second {
 		p.t.Errorf("a planned move paused a shard for %v", greatest)

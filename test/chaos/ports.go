@@ -11,8 +11,9 @@ import (
 	"syscall"
 )
 
-// The ports given out lie below those that the system picks for outgoing
-// connections, so a node that is down for a while finds its port free again.
+// The ports given out lie below those that the system usually picks for outgoing
+// connections, and none is one of these, so a node that is down for a while finds its
+// port free again.
 const (
 	portFirst = 20000
 	portLast  = 31999
@@ -26,13 +27,18 @@ type Ports struct {
 
 // Take picks n free ports, TCP and UDP, and holds them until Release.
 func (p *Ports) Take(n int) ([]int, error) {
-	dir := filepath.Join(os.TempDir(), "writ-chaos-ports")
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, fmt.Errorf("port locks: %w", err)
+	dir, err := lockFolder("ports")
+	if err != nil {
+		return nil, err
 	}
+	first, last := outgoingPorts()
+	all := first <= portFirst && portLast <= last // then there is no choice
 	var ports []int
 	for range 100 * n {
 		port := portFirst + rand.IntN(portLast-portFirst+1)
+		if !all && first <= port && port <= last {
+			continue
+		}
 		lock, err := lockNumber(dir, port)
 		if err != nil {
 			return nil, err
@@ -60,6 +66,28 @@ func (p *Ports) Release() error {
 	}
 	p.locks = nil
 	return errors.Join(errs...)
+}
+
+// outgoingPorts are those that the system picks for outgoing connections, where it says so.
+func outgoingPorts() (first, last int) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &first, &last)
+	}
+	if err != nil {
+		return 0, 0
+	}
+	return first, last
+}
+
+// lockFolder is where this user's lock files are: those that root has made are for
+// nobody else to write.
+func lockFolder(name string) (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("writ-chaos-%s-%d", name, os.Getuid()))
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return "", fmt.Errorf("locks of %s: %w", name, err)
+	}
+	return dir, nil
 }
 
 // lockNumber returns nil if another process, or this one, holds the number.

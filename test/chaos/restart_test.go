@@ -22,7 +22,8 @@ type content struct {
 	Hash                                                         string
 }
 
-// contents audits every shard; all replicas must be equal.
+// contents audits every shard; all replicas must be equal. It waits for those that
+// cannot be asked or are no replicas yet.
 func (r *rig) contents(ctx context.Context) map[uint32]content {
 	r.t.Helper()
 	all := map[uint32]content{}
@@ -33,7 +34,18 @@ func (r *rig) contents(ctx context.Context) map[uint32]content {
 		var a *nodev1.AuditShardResponse
 		must(r.t, eventually(ctx, fmt.Sprintf("audit of shard %d", s.GetShard()), func(ctx context.Context) (err error) {
 			a, err = r.links.Admin(node).AuditShard(ctx, &nodev1.AuditShardRequest{Shard: s.GetShard(), Audit: rand.Text()})
-			return err
+			if err != nil || len(a.GetFindings()) > 0 {
+				return err
+			}
+			for _, replica := range a.GetReplicas() {
+				if replica.GetError() != "" {
+					return fmt.Errorf("%s: %s", replica.GetNode(), replica.GetError())
+				}
+			}
+			if have, want := len(a.GetReplicas()), len(s.GetReplicas()); have < want {
+				return fmt.Errorf("%d of %d replicas", have, want)
+			}
+			return nil
 		}))
 		if !a.GetReplicasEqual() || len(a.GetFindings()) > 0 || len(a.GetReplicas()) != len(s.GetReplicas()) {
 			r.t.Errorf("shard %d: replicas equal %v, findings %v, replicas %v", s.GetShard(), a.GetReplicasEqual(), a.GetFindings(), a.GetReplicas())

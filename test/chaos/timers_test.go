@@ -37,7 +37,7 @@ func TestProcessTimers(t *testing.T) {
 	a := &alarms{rig: r, entities: pick(200, 10_000), span: pick(12*time.Second, 75*time.Second)}
 	ctx := within(t, 10*time.Minute)
 	began := time.Now()
-	a.first = began.Add(pick(5*time.Second, 30*time.Second))
+	a.first = began.Add(pick(20*time.Second, time.Minute)) // all are set and listed by then
 	a.set(ctx, random)
 	t.Logf("%d timers of %d entities set within %v; due from %v on for %v", a.entities*timersEach, a.entities,
 		time.Since(began).Round(time.Millisecond), a.first.Sub(began).Round(time.Second), a.span)

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -76,7 +77,7 @@ func TestChild(t *testing.T) {
 }
 
 // swapForEver swaps the files of two senders in, one after the other, until it is
-// killed. It says so when it has swapped once.
+// killed. When it has swapped once it says so, and how long that took.
 func swapForEver(t *testing.T, dir string) {
 	t.Helper()
 	var stores []*persistence.Store
@@ -87,6 +88,7 @@ func swapForEver(t *testing.T, dir string) {
 		}
 		stores = append(stores, s)
 	}
+	began := time.Now()
 	for n := 0; ; n++ {
 		path, _, err := stores[n%2].CopyFile(dir)
 		if err == nil {
@@ -96,7 +98,7 @@ func swapForEver(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		if n == 0 {
-			_, _ = fmt.Fprintln(os.Stderr, swapping)
+			_, _ = fmt.Fprintln(os.Stderr, time.Since(began), swapping)
 		}
 	}
 }
@@ -129,7 +131,8 @@ func TestKilledWhileFilesAreSwapped(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Error("the child does not swap")
 		}
-		<-time.After(time.Duration(random.IntN(30_000)) * time.Microsecond)
+		// Within a few swaps, however slow the disk is: else only the first file is met.
+		<-time.After(time.Duration(random.Int64N(int64(max(30*time.Millisecond, 4*firstSwap(output))))))
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -159,6 +162,16 @@ func TestKilledWhileFilesAreSwapped(t *testing.T) {
 	if stands[short] == 0 || stands[long] == 0 {
 		t.Errorf("the kills met one file only: %v", stands)
 	}
+}
+
+// firstSwap is how long the child's first swap took; 0 if it has made none.
+func firstSwap(output *watched) time.Duration {
+	words := strings.Fields(output.head)
+	if at := slices.Index(words, swapping); at > 0 {
+		took, _ := time.ParseDuration(words[at-1])
+		return took
+	}
+	return 0
 }
 
 func indexOf(t *testing.T, cfg persistence.Config) uint64 {
@@ -247,17 +260,20 @@ func harmChild(t *testing.T, c faults.Case, action fault.Action) {
 	wantStore(t, storeConfig(dir, "to", 2), want)
 }
 
-// watched is what a process prints; seen is closed when it has printed the text.
+// watched is what a process prints; seen is closed when it has printed the text, and
+// head is all until then.
 type watched struct {
 	all  bytes.Buffer
 	text string
 	seen chan struct{}
+	head string
 }
 
 func (w *watched) Write(p []byte) (int, error) {
 	before := strings.Contains(w.String(), w.text)
 	n, err := w.all.Write(p)
 	if !before && strings.Contains(w.String(), w.text) {
+		w.head = w.String()
 		close(w.seen)
 	}
 	return n, err

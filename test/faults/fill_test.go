@@ -126,14 +126,17 @@ func (h *hoarding) copying(leader string) {
 
 // filling has the node that was away lose its disk, and harms it while it is filled.
 func (h *hoarding) filling(c faults.Case, action fault.Action) {
-	n := h.away
+	n, began, wiped := h.away, time.Now(), 1
 	behind := h.wipe(n, c.Point, action)
-	ctx, cancel := h.within()
+	// A leader whose log has to grow first before it cuts it takes a while.
+	ctx, cancel := context.WithTimeout(h.t.Context(), 5*time.Minute)
 	defer cancel()
 	for h.acted(n, c.Point, action) == 0 {
 		if h.applied(ctx, n) >= behind {
-			// The leader has not cut its log yet and sent that; it leads since a moment ago.
+			// The leader has not cut its log yet and sent that. More entries have it do so.
+			h.deposit(100)
 			behind = h.wipe(n, c.Point, action)
+			wiped++
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
@@ -141,6 +144,7 @@ func (h *hoarding) filling(c faults.Case, action fault.Action) {
 			h.t.Fatalf("point %s was not reached in %s:\n%s", c.Point, n, h.nodes.Logs(n, 20))
 		}
 	}
+	h.t.Logf("%s reached %s after %v, wiped %d times", n, c.Point, time.Since(began).Round(time.Millisecond), wiped)
 	h.deposit(10) // the others go on meanwhile
 	h.outlast(n, hoard, c.Point, action, c.Outcomes[action], done())
 	h.whole()
@@ -167,7 +171,7 @@ func (h *hoarding) wipe(node string, point fault.Name, action fault.Action) (beh
 // applied is how far a node's replica of the account's shard is, 0 while it has none or
 // does not answer.
 func (h *hoarding) applied(ctx context.Context, node string) uint64 {
-	status, err := h.links.Status(ctx, node)
+	status, err := h.links.StatusOnce(ctx, node)
 	if err != nil {
 		return 0
 	}
