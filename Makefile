@@ -82,17 +82,17 @@ build: ## Build everything; the node goes to dist/node, a static binary
 	@mkdir -p dist
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o dist/node ./cmd/node
 
-## Tests. The -timeout of a package is for what hangs, not for what is slow: each test
+## Tests. The -timeout of a package is for what hangs, some times what it takes: each test
 ## bounds itself.
 
 .PHONY: test
 test: ## Unit, transcript and in-process cluster tests
-	go test -shuffle=on -count=1 -timeout=60m $(packages)
+	go test -shuffle=on -count=1 -timeout=30m $(packages)
 	go test -tags next -shuffle=on -count=1 -run 'Format|Newer|Note' ./persistence/...
 
 .PHONY: race
 race: ## The concurrent packages under the race detector
-	go test -race -shuffle=on -count=1 -timeout=60m $(RACE)
+	go test -race -shuffle=on -count=1 -timeout=20m $(RACE)
 
 .PHONY: cover
 cover: ## Test coverage by function, in coverage.out
@@ -125,11 +125,11 @@ LONG := HotEntity|PoisonCostsOthersNothing|TimersAcrossLeaders|BrokenStoresShow|
 
 .PHONY: chaos
 chaos: build ## Chaos smoke: processes, faults and an audit, three minutes
-	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=45m -skip '$(CHAOS_SLOW)' ./test/chaos/... | grep -a --line-buffered -vE '^=== '
+	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=20m -skip '$(CHAOS_SLOW)' ./test/chaos/... | grep -a --line-buffered -vE '^=== '
 
 .PHONY: chaos-slow
 chaos-slow: build ## The other cases against processes: networks, disks, clocks, upgrades, moves, timers, a missing consumer
-	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=60m -run '$(CHAOS_SLOW)' ./test/chaos/... | grep -a --line-buffered -vE '^=== '
+	WRIT_NODE='$(CURDIR)/dist/node' go test -v -count=1 -timeout=25m -run '$(CHAOS_SLOW)' ./test/chaos/... | grep -a --line-buffered -vE '^=== '
 
 .PHONY: chaos-long
 chaos-long: build ## All chaos tests with their full numbers, about eighty minutes
@@ -142,16 +142,16 @@ long: ## Poison rows, hot entities, timers and alerts with their full numbers, a
 
 .PHONY: sim
 sim: ## Simulated clusters under virtual time, SEEDS=300, or SEED= for one of them
-	SIM_SEEDS=$(or $(SEEDS),300) SIM_SEED=$(SEED) go test -count=1 -timeout=90m ./test/sim
+	SIM_SEEDS=$(or $(SEEDS),300) SIM_SEED=$(SEED) go test -count=1 -timeout=30m ./test/sim
 
 .PHONY: faults
 faults: ## Kill processes at every named boundary, lose messages and verdicts there
-	go test -tags faults -count=1 -timeout=75m -v ./test/faults | grep -a --line-buffered -vE '^=== '
-	go test -tags faults -count=1 -timeout=15m -v -run '^TestFault' ./cmd/node/node | grep -a --line-buffered -vE '^=== '
+	go test -tags faults -count=1 -timeout=30m -v ./test/faults | grep -a --line-buffered -vE '^=== '
+	go test -tags faults -count=1 -timeout=10m -v -run '^TestFault' ./cmd/node/node | grep -a --line-buffered -vE '^=== '
 
 .PHONY: mutants
 mutants: ## Switch off one safeguard at a time: a test must notice
-	go test -tags mutants -count=1 -timeout=2h -v ./test/mutants | grep -a --line-buffered -vE '^=== '
+	go test -tags mutants -count=1 -timeout=30m -v ./test/mutants | grep -a --line-buffered -vE '^=== '
 
 .PHONY: model
 model: ## Check the model of the protocol, docs/model, where spin is installed

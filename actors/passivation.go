@@ -45,7 +45,7 @@ func (g *gate) sweep() {
 
 func (g *gate) retire(e *entry) {
 	e.state = ending
-	g.markBusy(e, true) // counted on, it would have the next sweep end another one
+	g.markBusy(e, true) // if it still counted, the next sweep would end another one in its place
 	g.rt.send(e.pid, retire{})
 }
 

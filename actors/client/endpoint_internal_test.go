@@ -89,7 +89,8 @@ func await(ctx context.Context, t *testing.T, e *endpoint, right func(connectivi
 func listen(t *testing.T, at string) (address string, stop func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", at)
-	for errors.Is(err, syscall.EADDRINUSE) && t.Context().Err() == nil { // a connection of somebody else has this port for a moment
+	// A connection of somebody else may have this port for a moment.
+	for over := time.Now().Add(30 * time.Second); errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(over); {
 		runtime.Gosched()
 		l, err = net.Listen("tcp", at)
 	}

@@ -23,7 +23,7 @@ func TestConnectionsToRemovedReplicasEnd(t *testing.T) {
 	c.write(0, "e", 0, "0")
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	connections := func(to func(server string) bool) (n int) {
+	count := func(to func(server string) bool) (n int) {
 		for _, name := range []string{"a", "b"} {
 			n += connections(c.host(name).Replica(0), to)
 		}
@@ -34,7 +34,7 @@ func TestConnectionsToRemovedReplicasEnd(t *testing.T) {
 		c.open("c", shardConfig(0, generation, nil))
 		c.onLeader("a learner", func(r *Replica) error { return r.AddLearner(ctx, third) })
 		eventually(t, "appends and heartbeats to it", func() bool {
-			return connections(func(to string) bool { return to == third.String() }) >= 2
+			return count(func(to string) bool { return to == third.String() }) >= 2
 		})
 		c.onLeader("its removal", func(r *Replica) error { return r.Remove(ctx, third) })
 		if err := c.host("c").Drop(0); err != nil {
@@ -42,7 +42,7 @@ func TestConnectionsToRemovedReplicasEnd(t *testing.T) {
 		}
 	}
 	eventually(t, "the end of connections to replicas that are gone", func() bool {
-		return connections(func(to string) bool { return strings.HasPrefix(to, "c#") }) == 0
+		return count(func(to string) bool { return strings.HasPrefix(to, "c#") }) == 0
 	})
 	c.write(0, "e", 1, "1")
 	c.wantEverywhere(0, "e", "1")

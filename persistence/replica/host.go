@@ -188,7 +188,7 @@ func (h *Host) Reopen(c ShardConfig) error {
 	// Its error is the failure that is known; it may take for ever on a bad disk.
 	_ = within(closeLimit, r.close)
 	if !r.closed.Load() || !r.ended.Load() {
-		return fmt.Errorf("reopen shard %d: the failed replica has not ended (does its disk hang?): try again, or restart the process", c.Shard)
+		return fmt.Errorf("reopen shard %d: the failed replica has not ended (does its disk hang?): it is tried again; if that does not help, restart the process", c.Shard)
 	}
 	h.mu.Lock()
 	if !slices.Contains(h.kept, r.key) {
@@ -284,9 +284,6 @@ func (h *Host) Drop(shard uint32) error {
 	if err := h.drop(r.key); err != nil {
 		return fmt.Errorf("drop shard %d: %w", shard, err)
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.kept = slices.DeleteFunc(h.kept, func(k groupKey) bool { return k == r.key })
 	return nil
 }
 

@@ -22,11 +22,11 @@ import (
 // patience bounds every wait of a test; a healthy one takes a fraction of it.
 const patience = 30 * time.Second
 
-// quickTiming makes elections quick enough for tests.
-func quickTiming() Timing {
+// testTiming has followers hear of commits soon, and no election without need: see
+// openAll for the first one.
+func testTiming() Timing {
 	t := DefaultTiming()
-	t.Heartbeat, t.Election, t.Lease, t.Commit = 800*time.Millisecond, 800*time.Millisecond, 400*time.Millisecond, 20*time.Millisecond
-	t.Stagger = 100 * time.Millisecond
+	t.Commit, t.Stagger = 20*time.Millisecond, 100*time.Millisecond
 	t.Enqueue = patience           // raft's main loop takes nothing while it waits for a slow disk
 	t.SnapshotInterval = time.Hour // tests take snapshots themselves
 	return t
@@ -116,7 +116,7 @@ func (c *cluster) config(name string) Config {
 	c.mu.Unlock()
 	config := Config{
 		Node: name, Incarnation: "disk-" + name, ClusterID: "cluster-1",
-		Dir: c.dirs[name], Listener: listener, Timing: quickTiming(),
+		Dir: c.dirs[name], Listener: listener, Timing: testTiming(),
 		Resolve: func(node string) (string, bool) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -344,13 +344,13 @@ func (c *cluster) wantEqualHashes(shard uint32, audit string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	attempt := 0
+	tries := 0
 	eventually(c.t, "a checkpoint", func() bool {
-		attempt++
+		tries++
 		_, l := c.lease(shard, 0)
-		return l.Checkpoint(ctx, fmt.Sprint(audit, attempt)) == nil
+		return l.Checkpoint(ctx, fmt.Sprint(audit, tries)) == nil
 	})
-	audit = fmt.Sprint(audit, attempt)
+	audit = fmt.Sprint(audit, tries)
 	var first []byte
 	var firstIndex uint64
 	for _, name := range c.nodes {

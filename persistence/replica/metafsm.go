@@ -44,13 +44,14 @@ func (f *metaFSM) Apply(l *raft.Log) any {
 		f.meta.fail(fmt.Errorf("entry %d of the meta group: %w", l.Index, err))
 		runtime.Goexit()
 	}
-	f.advance(l.Index)
-	f.term.Store(l.Term)
-	if command.GetBaseVersion() != f.state.Load().GetVersion() {
-		return false
+	won := command.GetBaseVersion() == f.state.Load().GetVersion()
+	if won {
+		f.set(command.GetNext())
 	}
-	f.set(command.GetNext())
-	return true
+	f.advance(l.Index) // last: whoever sees it may rely on the state
+	f.term.Store(l.Term)
+	f.poke()
+	return won
 }
 
 // StoreConfiguration notes a committed configuration.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -199,6 +200,10 @@ func (h *Host) drop(key groupKey) error {
 			return fmt.Errorf("delete log: %w", err)
 		}
 	}
+	// Whatever becomes of the file: it is not opened again, and its successor may be.
+	h.mu.Lock()
+	h.kept = slices.DeleteFunc(h.kept, func(k groupKey) bool { return k == key })
+	h.mu.Unlock()
 	return wrap("delete shard file", removeIfThere(h.shardPath(key)))
 }
 

@@ -324,7 +324,10 @@ func (r *Replica) closeNow() error {
 	case err == nil:
 		r.ended.Store(true)
 	case r.raft != nil: // a write hangs: raft ends after it, if ever
-		go func() { r.ended.Store(r.shutdown().Error() == nil) }()
+		go func() {
+			_ = r.shutdown().Error() // waits; there is no other error
+			r.ended.Store(true)
+		}()
 	}
 	if r.snaps != nil {
 		r.snaps.close()

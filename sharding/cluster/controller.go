@@ -132,12 +132,13 @@ func (c *Controller) Step(ctx context.Context) (more bool, err error) {
 		c.notice.say("")
 		return false, nil
 	}
+	voters, learners := c.config.Members.Members() // first: the state knows all of them then
 	state := c.config.Meta.State()
 	if state.GetClusterId() == "" {
 		return c.update(ctx, c.begin)
 	}
 	seen := c.eyes.look(ctx, c.config, state)
-	memberErr := errors.Join(c.tendMembers(ctx, state, seen), c.leaveLowDisk(ctx, seen))
+	memberErr := errors.Join(c.tendMembers(ctx, voters, learners, state, seen), c.leaveLowDisk(ctx, seen))
 	if len(state.GetShards()) == 0 {
 		more, err = c.placeInitial(ctx, state)
 		return more, errors.Join(memberErr, err)

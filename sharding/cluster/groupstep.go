@@ -19,8 +19,9 @@ func (p *pass) lead(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (boo
 		return false, nil
 	}
 	voters, learners := group.Members()
-	if len(voters) == 0 {
-		return false, nil
+	unknown := func(s Server) bool { return p.older(s.Generation) }
+	if len(voters) == 0 || fit && (slices.ContainsFunc(voters, unknown) || slices.ContainsFunc(learners, unknown)) {
+		return false, nil // whom an old state does not know must not be taken out
 	}
 	v := groupView{
 		self:   Server{Node: p.r.config.Node, Incarnation: p.r.config.Incarnation, Generation: here.GetReplicaGeneration()},

@@ -11,9 +11,9 @@ import (
 	nodev1 "writ/proto/writ/node/v1"
 )
 
-// tendMembers takes one step towards the right members of the meta group.
-func (c *Controller) tendMembers(ctx context.Context, state *nodev1.MetaState, seen *observation) error {
-	voters, learners := c.config.Members.Members()
+// tendMembers takes one step from the members of the meta group to the right ones. A
+// state from before a member's incarnation was registered would have it go.
+func (c *Controller) tendMembers(ctx context.Context, voters, learners []Server, state *nodev1.MetaState, seen *observation) error {
 	if len(voters) == 0 {
 		return nil // no configuration is committed yet
 	}
@@ -21,6 +21,10 @@ func (c *Controller) tendMembers(ctx context.Context, state *nodev1.MetaState, s
 		self: c.config.Node, voters: voters, learners: learners, nodes: state.GetNodes(),
 		here: func(s Server) bool { return c.alive(s.Node, s.Incarnation) },
 		dead: func(s Server) bool { return seen.dead[s.Node] },
+		answers: func(node string) bool {
+			_, ok := seen.meta[node]
+			return ok
+		},
 		follows: func(s Server) bool {
 			own := seen.meta[s.Node]
 			return own.leader == c.config.Node && own.version >= state.GetVersion()
@@ -99,6 +103,7 @@ type memberView struct {
 	voters, learners []Server
 	nodes            map[string]*nodev1.NodeEntry
 	here             func(Server) bool      // alive now
+	answers          func(node string) bool // has just been asked, and has answered
 	dead             func(Server) bool      // out of reach for longer than the grace time
 	follows          func(Server) bool      // says that it has what this leader has
 	holds            func(node string) bool // still has, or should have, replicas
@@ -168,7 +173,7 @@ func (v memberView) gone(s Server) bool {
 		return true
 	case e.GetState() == nodev1.NodeEntry_REMOVED:
 		// As long as it is there it needs to hear which replicas to drop.
-		return !v.here(s) || !v.holds(s.Node)
+		return !v.here(s) && !v.answers(s.Node) || !v.holds(s.Node)
 	}
 	return false
 }

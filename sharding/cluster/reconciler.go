@@ -48,8 +48,6 @@ type Reconciler struct {
 	config ReconcilerConfig
 	notice *notice
 
-	current bool // the placement has been up to date since the start, of Step
-
 	mu       sync.Mutex           // guards what follows
 	answers  map[string]time.Time // by node: since when it has answered without a break
 	transfer map[uint32]time.Time // by shard: last hand-over
@@ -83,7 +81,6 @@ func (r *Reconciler) State() string { return r.notice.text() }
 // do at once. Errors are trouble on the way: the next Step tries again.
 func (r *Reconciler) Step(ctx context.Context) (more bool, err error) {
 	ready, _ := r.config.Placements.Ready() // first: it says nothing of a state read before
-	r.current = r.current || ready
 	state := r.config.Placements.State()
 	if state.GetClusterId() == "" {
 		return false, nil
@@ -164,6 +161,8 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 	switch {
 	case here == nil:
 		return p.open(place, mine)
+	case p.older(here.GetReplicaGeneration()):
+		return false, nil // this state does not know the replica yet
 	case mine == nil || here.GetReplicaGeneration() < mine.GetGeneration():
 		if dropped, err := p.drop(place, here); dropped || err != nil {
 			return dropped, err
@@ -188,6 +187,11 @@ func (p *pass) shard(place *nodev1.ShardPlacement) (bool, error) {
 	}
 	return false, nil // it is stopping, and hands over by itself
 }
+
+// older reports whether this state is from before a replica was placed: the number
+// given out last rises with each placement. After a restart the state is read again,
+// step by step, and one of these knows nothing of what came later.
+func (p *pass) older(generation uint64) bool { return generation > p.state.GetReplicaGeneration() }
 
 // mine is this node's replica of a shard by the placement, nil if it has none.
 func (p *pass) mine(place *nodev1.ShardPlacement) *nodev1.ReplicaPlacement {
@@ -221,6 +225,9 @@ func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement)
 	}
 	err := p.r.config.Replicas.Open(c)
 	if errors.Is(err, ErrOutOfDate) {
+		if p.ready {
+			return false, fmt.Errorf("replica %d of this node was dropped before and cannot be opened: move the shard from it (node cluster move)", generation)
+		}
 		return false, nil // after a restart the placement is read again, step by step
 	}
 	if err != nil {
@@ -267,11 +274,10 @@ func servers(place *nodev1.ShardPlacement) []Server {
 
 // drop deletes a replica that the placement no longer has, but not before the
 // group can do without it: the leader's committed configuration must be rid of
-// this node. A replica in quarantine takes part in nothing and goes at once. After a
-// restart the placement is read again, step by step: one from before this replica
-// does not have it either, and what is dropped can never be opened again.
+// this node. A replica in quarantine takes part in nothing and goes at once. What is
+// dropped can never be opened again.
 func (p *pass) drop(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (bool, error) {
-	if !p.r.current || here.GetState() != stateQuarantined && !p.excluded(place, here) {
+	if here.GetState() != stateQuarantined && !p.excluded(place, here) {
 		return false, nil
 	}
 	if err := p.r.config.Replicas.Drop(place.GetShard()); err != nil {
@@ -303,7 +309,9 @@ func (p *pass) excluded(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) 
 			nodes = append(nodes, r.GetLeader())
 			continue
 		}
-		if r.GetState() == stateServing && r.GetTerm() >= here.GetTerm() && len(r.GetVoters()) > 0 {
+		// One that has just started may not have applied all its configurations yet.
+		current := r.GetTerm() >= here.GetTerm() && r.GetAppliedIndex() >= here.GetAppliedIndex()
+		if r.GetState() == stateServing && current && len(r.GetVoters()) > 0 {
 			return !slices.Contains(r.GetVoters(), self) && !slices.Contains(r.GetLearners(), self)
 		}
 	}

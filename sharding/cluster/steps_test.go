@@ -91,7 +91,8 @@ func TestNextMemberStep(t *testing.T) {
 	for name, x := range map[string]struct {
 		voters, learners string // names
 		nodes            map[string]*nodev1.NodeEntry
-		away, dead, deaf string
+		away, dead, deaf string // gone by gossip's word, and by no answer; by the former only: lost
+		lost             string
 		holds            string
 		extra            []Server // voters of other incarnations
 		want             memberStep
@@ -116,6 +117,7 @@ func TestNextMemberStep(t *testing.T) {
 		"removed, once it is rid of its own": {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), want: memberStep{memberRemove, m("c")}},
 		"removed, but still holds":           {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), holds: "c"},
 		"removed and away":                   {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), holds: "c", away: "c", want: memberStep{memberRemove, m("c")}},
+		"removed, and lost to gossip only":   {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), holds: "c", lost: "c"},
 		"the leader itself":                  {voters: "abc", nodes: nodes(entry("a", removed), entry("b", active), entry("c", active)), want: memberStep{memberRemove, m("a")}},
 		"the leader last":                    {voters: "abc", nodes: nodes(entry("a", removed), entry("b", active), entry("c", removed)), want: memberStep{memberRemove, m("c")}},
 	} {
@@ -128,7 +130,8 @@ func TestNextMemberStep(t *testing.T) {
 				v.learners = append(v.learners, m(n))
 			}
 		}
-		v.here = func(s Server) bool { return !strings.Contains(x.away, s.Node) && s.Incarnation == "i"+s.Node }
+		v.here = func(s Server) bool { return !strings.Contains(x.away+x.lost, s.Node) && s.Incarnation == "i"+s.Node }
+		v.answers = func(node string) bool { return !strings.Contains(x.away, node) }
 		v.dead = func(s Server) bool { return strings.Contains(x.dead, s.Node) }
 		v.follows = func(s Server) bool { return v.here(s) && !strings.Contains(x.deaf, s.Node) }
 		v.holds = func(node string) bool { return strings.Contains(x.holds, node) }
@@ -372,27 +375,62 @@ func TestNothingIsDroppedByAnOldState(t *testing.T) {
 		replicas := []*nodev1.ReplicaPlacement{{Node: "n1", Generation: 1}, {Node: "me", Incarnation: "before", Generation: 2}}
 		host := &fakeHost{
 			state:  &nodev1.MetaState{ClusterId: "c", Shards: []*nodev1.ShardPlacement{{Formed: true, Replicas: replicas}}},
+			ready:  true,
 			status: []*nodev1.ShardStatus{{Local: true, State: state, ReplicaGeneration: 3}},
 		}
 		leader := reporter{"n1": {{Local: true, State: stateServing, Leader: "n1", Term: 5, Voters: []string{"n1"}}}}
 		r := NewReconciler(ReconcilerConfig{Node: "me", Incarnation: "now", Placements: host, Replicas: host, Reporter: leader})
-		for _, x := range []struct {
-			ready bool
-			drops int
-		}{{false, 0}, {true, 1}, {false, 2}} { // a node that the meta group has removed knew enough once
-			host.ready = x.ready
+		for given, drops := range []int{2: 0, 3: 1} { // numbers of replicas given out
+			host.state.ReplicaGeneration = uint64(given)
 			if _, err := r.Step(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if host.drops != x.drops {
-				t.Errorf("%s, up to date %v: dropped %d times, want %d", state, x.ready, host.drops, x.drops)
+			if host.drops != drops {
+				t.Errorf("%s, %d replicas placed: dropped %d times, want %d", state, given, host.drops, drops)
 			}
 		}
 	}
 }
 
+// TestNobodyIsTakenOutByAnOldState: nor does a leader take out whom its state does not
+// know yet.
+func TestNobodyIsTakenOutByAnOldState(t *testing.T) {
+	me, newer := Server{"me", "i", 1}, Server{"n2", "i", 5}
+	host := &fakeHost{
+		state: &nodev1.MetaState{ClusterId: "c", Shards: []*nodev1.ShardPlacement{
+			{Formed: true, Replicas: []*nodev1.ReplicaPlacement{{Node: "me", Incarnation: "i", Generation: 1}}},
+		}},
+		ready:  true,
+		status: []*nodev1.ShardStatus{{Local: true, State: stateServing, ReplicaGeneration: 1, Leader: "me"}},
+		group:  &fakeMembership{voters: []Server{me, newer}},
+	}
+	r := NewReconciler(ReconcilerConfig{Node: "me", Incarnation: "i", Placements: host, Replicas: host, Reporter: reporter{}})
+	for given, removed := range []int{4: 0, 5: 1} { // numbers of replicas given out
+		host.state.ReplicaGeneration = uint64(given)
+		if _, err := r.Step(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if len(host.group.removed) != removed {
+			t.Errorf("%d replicas placed: removed %v", given, host.group.removed)
+		}
+	}
+}
+
+type fakeMembership struct {
+	Group
+	voters, removed []Server
+}
+
+func (g *fakeMembership) Members() (voters, learners []Server) { return g.voters, nil }
+
+func (g *fakeMembership) Remove(_ context.Context, s Server) error {
+	g.removed = append(g.removed, s)
+	return nil
+}
+
 type fakeHost struct {
 	Replicas
+	group  *fakeMembership
 	state  *nodev1.MetaState
 	status []*nodev1.ShardStatus
 	ready  bool
@@ -404,6 +442,7 @@ func (h *fakeHost) State() *nodev1.MetaState        { return h.state }
 func (h *fakeHost) Ready() (bool, string)           { return h.ready, "" }
 func (h *fakeHost) Statuses() []*nodev1.ShardStatus { return h.status }
 func (h *fakeHost) Drop(uint32) error               { h.drops++; return nil }
+func (h *fakeHost) Group(uint32) Group              { return h.group }
 func (h *fakeHost) Kept(uint32, uint64) uint64      { return 0 }
 func (h *fakeHost) Open(c ReplicaConfig) error      { h.opened = append(h.opened, c); return nil }
 

@@ -149,15 +149,18 @@ func TestProcessStopOnAFrozenDisk(t *testing.T) {
 	must(t, err)
 	random := rand.New(rand.NewPCG(seed(t), 24))
 	r := startWith(t, ProcessConfig{}, binary)
-	ctx := within(t, 4*time.Minute)
+	ctx := within(t, 8*time.Minute)
 	nodes := r.cluster.Nodes()
 	w, hedge := r.load(WorkloadConfig{Seed: random.Uint64(), Clients: 4, Accounts: 20, Registers: 4, Think: 100 * time.Millisecond, Patience: 40 * time.Second})
 	loading, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { w.Run(loading) })
 	defer func() { stop(); wg.Wait() }()
-	for i, points := range [][]string{{"before-flush", "before-append"}, {"before-flush"}}[:pick(1, 2)] {
-		node := nodes[i]
+	machine := watchMachine(t)
+	named := false // the files that were not flushed
+	for i := 0; i < pick(1, 2) || !named && i < tries; i++ {
+		points := [][]string{{"before-flush", "before-append"}, {"before-flush"}}[i%2]
+		node := nodes[i%len(nodes)]
 		before := w.History().Tally().Executed
 		must(t, eventually(ctx, "some load", func(context.Context) error {
 			if done := w.History().Tally().Executed - before; done < 20 {
@@ -170,14 +173,16 @@ func TestProcessStopOnAFrozenDisk(t *testing.T) {
 		for _, point := range points[1:] {
 			r.arm(node, point, "hold")
 		}
-		stopping, cancel := context.WithTimeout(ctx, 2*stopWithin)
+		begin := time.Now()
+		stopping, cancel := context.WithTimeout(ctx, 3*stopWithin)
 		code, took, err := r.cluster.Stop(stopping, node)
 		cancel()
 		must(t, err)
 		// The steps before the files may take most of the time, and on a busy machine all.
 		_, step, cut := strings.Cut(r.process.Since(node), "stopped before the end, while ")
 		files := strings.HasPrefix(step, "files were closed")
-		if code != 0 || took > stopWithin || !cut || files && !strings.HasPrefix(step, "files were closed: not flushed are shards") {
+		named = named || files
+		if code != 0 || took > stopWithin+turns*machine.slowest(begin) || !cut || files && !strings.HasPrefix(step, "files were closed: not flushed are shards") {
 			t.Errorf("%s: exit code %d after %v: %s", node, code, took, r.cluster.Logs(node, 5))
 		}
 		t.Logf("%s, hanging at %v, stopped in %v; while files were closed: %v", node, points, took.Round(time.Millisecond), files)
@@ -187,6 +192,9 @@ func TestProcessStopOnAFrozenDisk(t *testing.T) {
 	stop()
 	wg.Wait()
 	r.verify(w, hedge)
+	if !named {
+		t.Skip("SKIP: the machine was held up each time: no stop came as far as the files")
+	}
 }
 
 // A flush fails once: that replica fails by name, the others of the node go on, and

@@ -12,8 +12,8 @@ import (
 )
 
 // The ports given out lie below those that the system usually picks for outgoing
-// connections, and none is one of these, so a node that is down for a while finds its
-// port free again.
+// connections, and none is one of these unless they are all there are, so a node that
+// is down for a while finds its port free again.
 const (
 	portFirst = 20000
 	portLast  = 31999
@@ -81,7 +81,7 @@ func outgoingPorts() (first, last int) {
 }
 
 // lockFolder is where this user's lock files are: those that root has made are for
-// nobody else to write.
+// nobody else to write. Between users only a port that is in use is held.
 func lockFolder(name string) (string, error) {
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("writ-chaos-%s-%d", name, os.Getuid()))
 	if err := os.MkdirAll(dir, 0o777); err != nil {

@@ -154,7 +154,7 @@ func reason(output, seed string) string {
 // simulate runs worlds until one fails.
 func simulate(t *testing.T, binary string, off mutant.Safeguard, env ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, "-test.run", "^TestSeeds$", "-test.failfast")
 	cmd.Dir = filepath.Join("..", "sim")
@@ -175,11 +175,11 @@ func build(t *testing.T, folder string) string {
 	return to
 }
 
-func run(t *testing.T, binary string, h hunt, off mutant.Safeguard, patience time.Duration) (string, error) {
+func run(t *testing.T, binary string, h hunt, off mutant.Safeguard, limit time.Duration) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.run", "^("+h.tests+")", "-test.timeout", patience.String(), "-test.v")
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^("+h.tests+")", "-test.timeout", limit.String(), "-test.v")
 	cmd.Dir = filepath.Join("..", "..", h.folder)
 	cmd.Env = append(os.Environ(), mutant.Variable+"="+string(off))
 	var output bytes.Buffer

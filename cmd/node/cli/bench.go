@@ -151,6 +151,9 @@ func probeDisk(ctx context.Context, admin nodev1.AdminServiceClient) (diskProbe,
 	return diskProbe{time.Duration(busy.GetFdatasyncP50()), time.Duration(lone.GetFdatasyncP50())}, nil
 }
 
+// rateMost leaves a nanosecond between a client's commands.
+const rateMost = 1e9
+
 func (c *benchCommand) validate() error {
 	switch {
 	case c.Clients < 1 || c.Entities < 1:
@@ -161,8 +164,10 @@ func (c *benchCommand) validate() error {
 		return usage("--duplicates is a share between 0 and 1")
 	case c.Duration <= 0:
 		return usage("--duration must be positive")
-	case c.Rate < 0 || c.Every < 0:
-		return usage("--rate and --every must not be negative")
+	case c.Every < 0:
+		return usage("--every must not be negative")
+	case !(c.Rate >= 0 && c.Rate <= rateMost): // so neither is what is no number
+		return usage("--rate must be 0, for no limit, to %g a second", float64(rateMost))
 	}
 	return nil
 }

@@ -240,6 +240,8 @@ func TestCommandLines(t *testing.T) {
 		one + `--json {"amount_minor":5`:                                        {2, []string{"--json is not JSON at column 17: unexpected end"}},
 		one + `--json {"amount":5}`:                                             {1, []string{`unknown field "amount"; its fields: amount_minor, currency`}},
 		"submit --file " + filepath.Dir(limits):                                 {1, []string{"is a folder"}},
+		"bench --rate=NaN":                                                      {2, []string{"--rate must be 0, for no limit, to 1e+09 a second"}},
+		"bench --rate=Inf":                                                      {2, []string{"--rate must be 0"}},
 		"bench --duration -3s":                                                  {2, []string{"--duration is -3s: it must not be negative; see"}},
 		"bench --clients 2 --duration 3s --warmup 0s --duplicates 0.5":          {0, []string{"(answered differently: 0), failed 0", "OK: effects"}},
 		"dev --shards -1":                                                       {2, []string{"--shards is -1: it must not be negative; see"}},

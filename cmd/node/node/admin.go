@@ -146,6 +146,9 @@ func (a *admin) AuditShard(ctx context.Context, req *nodev1.AuditShardRequest) (
 		return nil, gateway.ToStatus(err)
 	}
 	r := p.host.Replica(req.GetShard())
+	if r == nil || r.Store() == nil {
+		return nil, gateway.ToStatus(p.errGone(req.GetShard()))
+	}
 	found, err := r.Store().Audit(ctx)
 	if err != nil {
 		return nil, gateway.ToStatus(fmt.Errorf("audit of shard %d: %w", req.GetShard(), err))
@@ -300,7 +303,19 @@ func (a *admin) storeIfLeading(ctx context.Context, shard uint32) (*persistence.
 	if err := awaitBarrier(ctx, lease); err != nil {
 		return nil, err
 	}
-	return p.host.Replica(shard).Store(), nil
+	return p.store(shard)
+}
+
+// store is a shard's store, after a wait in which its replica may have left.
+func (p *parts) store(shard uint32) (*persistence.Store, error) {
+	if r := p.host.Replica(shard); r != nil && r.Store() != nil {
+		return r.Store(), nil
+	}
+	return nil, p.errGone(shard)
+}
+
+func (p *parts) errGone(shard uint32) error {
+	return entity.Errorf(entity.NotExecuted, "the replica of shard %d has left node %s", shard, p.node)
 }
 
 // limitOf is how many items a listing returns: as many as were asked for, or the

@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"writ/persistence"
@@ -169,7 +171,9 @@ func (a *auditor) judge(shard uint32, s *shardAudit, end laneEnd, here, there ui
 	if len(s.lanes) >= findingsMax && before.events == 0 {
 		return // enough is known; the metrics go on counting once it is mended
 	}
-	a.count(shard, end.kind, []string{before.text}, []string{now.text})
+	if now.text != before.text {
+		a.count(shard, end.kind, now.text)
+	}
 	s.lanes[end] = now
 }
 
@@ -206,7 +210,7 @@ func (a *auditor) views() []auditView {
 		v := auditView{
 			shard: shard, term: s.term, index: s.index, finished: s.finished, effects: s.effects, keys: s.keys,
 			lanesChecked: s.lanesChecked,
-			findings:     map[kindOfFinding][]string{foundRecount: s.recount, foundReplicas: s.replicas},
+			findings:     map[kindOfFinding][]string{foundRecount: s.recount, foundReplicas: slices.Sorted(maps.Values(s.replicas))},
 		}
 		for end, f := range s.lanes {
 			v.findings[end.kind] = append(v.findings[end.kind], f.text)

@@ -74,7 +74,7 @@ type shardAudit struct {
 	finished      time.Time // of the last recount
 	effects, keys uint64
 	recount       []string
-	replicas      []string
+	replicas      map[string]string // what differs, by the node that holds the other replica
 	lanes         map[laneEnd]laneFinding
 	lanesChecked  uint64
 
@@ -231,8 +231,8 @@ func (a *auditor) shard(ctx context.Context, p *parts, r *replica.Replica, lease
 	s := a.state(r.Shard(), lease.Term())
 	_, hash := r.Store().StateHash()
 	switch now := string(hash); {
-	case now != s.hash || time.Since(s.finished) >= auditAgain, len(s.replicas) > 0, a.otherContent(ctx, r):
-		// A replica that differed may have been mended: that changes nothing here.
+	// A replica that differed may have been mended, which changes nothing here.
+	case now != s.hash || len(s.replicas) > 0 || time.Since(s.finished) >= auditAgain || a.otherContent(ctx, r):
 		if err := a.recount(ctx, p, r, lease, s); err != nil {
 			return err
 		}
@@ -294,15 +294,23 @@ func (a *auditor) recount(ctx context.Context, p *parts, r *replica.Replica, lea
 		return err
 	}
 	// found.Differences tell of the past: they stay in the store's memory.
-	differ := a.compareReplicas(ctx, p, r, id)
+	differ := a.compareReplicas(ctx, p, r, id, s.replicas)
 	keys := found.KeysLive + found.KeysExpired
 	recount := found.Findings
 	if found.Effects != keys {
 		recount = append(recount, fmt.Sprintf("effects %d, keys %d", found.Effects, keys))
 	}
 	a.metrics.rounds.Inc()
-	a.count(r.Shard(), foundRecount, s.recount, recount)
-	a.count(r.Shard(), foundReplicas, s.replicas, differ)
+	for _, finding := range recount {
+		if !slices.Contains(s.recount, finding) {
+			a.count(r.Shard(), foundRecount, finding)
+		}
+	}
+	for node, finding := range differ {
+		if s.replicas[node] == "" { // its text names the index, which is another one each time
+			a.count(r.Shard(), foundReplicas, finding)
+		}
+	}
 	if over := excess(found.Effects, keys); over > excess(s.effects, s.keys) {
 		a.metrics.phantoms.Add(float64(over - excess(s.effects, s.keys)))
 	}
@@ -315,33 +323,35 @@ func (a *auditor) recount(ctx context.Context, p *parts, r *replica.Replica, lea
 
 func excess(a, b uint64) uint64 { return max(a, b) - b }
 
-// compareReplicas names the replicas whose content differs from this one's. One
-// that does not answer proves nothing.
-func (a *auditor) compareReplicas(ctx context.Context, p *parts, r *replica.Replica, audit string) []string {
+// compareReplicas names the replicas whose content differs from this one's, by their
+// node. One that does not answer proves nothing: what was found of it stands.
+func (a *auditor) compareReplicas(ctx context.Context, p *parts, r *replica.Replica, audit string, before map[string]string) map[string]string {
 	st := r.Status()
 	admin := &admin{node: a.node}
 	own := admin.replicaHash(ctx, p, a.node.cfg.ID, r.Shard(), audit)
-	var differ []string
+	differ := map[string]string{}
 	for _, other := range append(st.Voters, st.Learners...) {
-		m, known := a.node.gossip.Lookup(other.Node)
-		if other.Node == a.node.cfg.ID || !known || !m.Alive || own.GetError() != "" {
+		if other.Node == a.node.cfg.ID {
 			continue
 		}
-		h := admin.replicaHash(ctx, p, other.Node, r.Shard(), audit)
-		if h.GetError() == "" && h.GetIndex() == own.GetIndex() && string(h.GetHash()) != string(own.GetHash()) {
-			differ = append(differ, fmt.Sprintf("the replica on %s differs at index %d: %x there, %x here", other.Node, h.GetIndex(), h.GetHash(), own.GetHash()))
+		var h *nodev1.ReplicaHash
+		if m, known := a.node.gossip.Lookup(other.Node); known && m.Alive && own.GetError() == "" {
+			h = admin.replicaHash(ctx, p, other.Node, r.Shard(), audit)
+		}
+		switch {
+		case h == nil || h.GetError() != "" || h.GetIndex() != own.GetIndex():
+			if finding := before[other.Node]; finding != "" {
+				differ[other.Node] = finding
+			}
+		case string(h.GetHash()) != string(own.GetHash()):
+			differ[other.Node] = fmt.Sprintf("the replica on %s differs at index %d: %x there, %x here", other.Node, h.GetIndex(), h.GetHash(), own.GetHash())
 		}
 	}
 	return differ
 }
 
-// count logs and counts what is new among findings.
-func (a *auditor) count(shard uint32, kind kindOfFinding, before, now []string) {
-	for _, f := range now {
-		if slices.Contains(before, f) {
-			continue
-		}
-		a.metrics.findings.WithLabelValues(string(kind)).Inc()
-		a.node.log.Error("audit finding", slog.Uint64("shard", uint64(shard)), slog.String("class", string(kind)), slog.String("finding", f))
-	}
+// count logs and counts a finding that is new.
+func (a *auditor) count(shard uint32, kind kindOfFinding, finding string) {
+	a.metrics.findings.WithLabelValues(string(kind)).Inc()
+	a.node.log.Error("audit finding", slog.Uint64("shard", uint64(shard)), slog.String("class", string(kind)), slog.String("finding", finding))
 }

@@ -138,8 +138,9 @@ func (n *Node) checkNewCluster() error {
 // state is known to be new enough. Later differences are shown, not fatal: they
 // come from a change of the contract, and ending all nodes at once would be worse.
 func (n *Node) checkStart(p *parts) {
+	ready, _ := p.meta.Ready() // first: it says nothing of a state read before
 	contract := p.meta.State().GetContract()
-	if ok, _ := p.meta.Ready(); !ok || contract == nil || n.agreed.Load() {
+	if !ready || contract == nil || n.agreed.Load() {
 		return
 	}
 	if err := errors.Join(n.cfg.drift(contract), checkContract(contract, n.registry)); err != nil {

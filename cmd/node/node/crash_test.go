@@ -339,10 +339,16 @@ func TestCrashesAreCountedTogether(t *testing.T) {
 		admin := s.admin((i + 1) % 3)
 		eventually(t, func(ctx context.Context) (any, error) {
 			res, err := admin.ListCrashes(ctx, &nodev1.ListCrashesRequest{Node: name})
-			if err == nil && (len(res.GetCrashes()) != 1 || !res.GetCrashes()[0].GetRefused() || res.GetNode() != name) {
-				err = fmt.Errorf("crashes of %s: %v", name, res)
+			if err != nil {
+				return nil, err
 			}
-			return nil, err
+			if len(res.GetCrashes()) != 1 || !res.GetCrashes()[0].GetRefused() || res.GetNode() != name {
+				return nil, fmt.Errorf("crashes of %s: %v", name, res)
+			}
+			if crash := res.GetCrashes()[0]; crash.GetElsewhere() == 0 && int64(crash.GetTimes()) != s.deaths.Load() {
+				return nil, fmt.Errorf("%s knows of its own crashes only: %v", name, res)
+			}
+			return nil, nil
 		})
 	}
 	// Three, and those that happened before the others had been told.

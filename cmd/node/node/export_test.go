@@ -40,7 +40,7 @@ func (n *Node) FindReplicasDiffer(shard uint32) {
 	s := n.auditor.state(shard, term)
 	n.auditor.mu.Lock()
 	defer n.auditor.mu.Unlock()
-	s.replicas = []string{"found by a test"}
+	s.replicas = map[string]string{"some node": "found by a test"}
 }
 
 // Audited are the shards of which the auditor remembers anything.

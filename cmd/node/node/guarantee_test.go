@@ -28,16 +28,16 @@ func (c *testCluster) guarantee(ctx context.Context, name string) (*writv1.Guara
 	return writv1.NewGuaranteeServiceClient(c.dial(name)).Get(ctx, &writv1.GetGuaranteeRequest{})
 }
 
-// soon reports what takes longer than the 15 s that are promised: on a machine that
-// may be busy with other things only the long form can say so.
+// soon wants what takes 15 s at most within that time in the long form, which has the
+// machine to itself, and within a minute otherwise.
 func soon(t *testing.T, what string, took time.Duration) {
 	t.Helper()
-	switch {
-	case took <= 15*time.Second:
-	case os.Getenv("WRIT_LONG") != "":
+	limit := time.Minute
+	if os.Getenv("WRIT_LONG") != "" {
+		limit = 15 * time.Second
+	}
+	if took > limit {
 		t.Errorf("%s took %v", what, took)
-	default:
-		t.Logf("%s took %v", what, took)
 	}
 }
 

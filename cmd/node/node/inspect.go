@@ -65,7 +65,10 @@ func (a *admin) Inspect(ctx context.Context, req *nodev1.InspectRequest) (*nodev
 	if err := awaitBarrier(ctx, lease); err != nil {
 		return nil, gateway.ToStatus(err)
 	}
-	store := p.host.Replica(shard).Store()
+	store, err := p.store(shard)
+	if err != nil {
+		return nil, gateway.ToStatus(err)
+	}
 	res := &nodev1.InspectResponse{
 		Shard: shard, Leader: a.node.cfg.ID, Term: lease.Term(),
 		LogTime: lease.LogTime(), ExpiredThrough: store.ExpiredThrough(),

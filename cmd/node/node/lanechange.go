@@ -62,7 +62,11 @@ func (a *admin) laneOf(ctx context.Context, name *nodev1.LaneName) (p *parts, sh
 	if err := awaitBarrier(ctx, lease); err != nil {
 		return nil, shard, at, nil, err
 	}
-	if lane, err = p.host.Replica(shard).Store().Lane(at.Source, at.Destination); err == nil && lane == nil {
+	store, err := p.store(shard)
+	if err != nil {
+		return nil, shard, at, nil, err
+	}
+	if lane, err = store.Lane(at.Source, at.Destination); err == nil && lane == nil {
 		if err = a.findKinds(at.Source.Kind, at.Destination.Kind); err == nil {
 			err = entity.Errorf(entity.Invalid, "there is no lane from %v to %v", at.Source, at.Destination)
 		}
@@ -79,7 +83,10 @@ func (a *admin) ChangeLane(ctx context.Context, req *nodev1.ChangeLaneRequest) (
 	if p == nil {
 		return forwardUnary(ctx, a, shard, req, nodev1.AdminServiceClient.ChangeLane)
 	}
-	store := p.host.Replica(shard).Store()
+	store, err := p.store(shard)
+	if err != nil {
+		return nil, gateway.ToStatus(err)
+	}
 	update, err := updateFor(req, lane)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
@@ -167,7 +174,11 @@ func (a *admin) ShowLane(ctx context.Context, req *nodev1.ShowLaneRequest) (*nod
 		return forwardUnary(ctx, a, shard, req, nodev1.AdminServiceClient.ShowLane)
 	}
 	limit := limitOf(req.GetLimit(), showRows, pageRows)
-	rows, err := p.host.Replica(shard).Store().Rows(at.Source, at.Destination, lane.GetConfirmed()+1, limit, pageBytes)
+	store, err := p.store(shard)
+	if err != nil {
+		return nil, gateway.ToStatus(err)
+	}
+	rows, err := store.Rows(at.Source, at.Destination, lane.GetConfirmed()+1, limit, pageBytes)
 	if err != nil {
 		return nil, gateway.ToStatus(err)
 	}

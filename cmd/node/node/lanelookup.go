@@ -5,6 +5,7 @@ import (
 
 	"writ/actors/entity"
 	"writ/persistence"
+	"writ/persistence/replica"
 	nodev1 "writ/proto/writ/node/v1"
 	recordv1 "writ/proto/writ/record/v1"
 )
@@ -15,14 +16,18 @@ const lookupMax = 1000
 // lookupLanes tells this shard's side of some lanes, after a read barrier: all
 // that was acknowledged before the call is in it.
 func (p *parts) lookupLanes(ctx context.Context, req *nodev1.LookupLanesRequest) (*nodev1.LookupLanesResponse, error) {
+	var lease *replica.Lease
 	r := p.host.Replica(req.GetShard())
-	if r == nil || r.Lease() == nil || r.Store() == nil {
+	if r != nil {
+		lease = r.Lease()
+	}
+	if lease == nil || r.Store() == nil {
 		return nil, entity.Errorf(entity.NotExecuted, "node %s does not lead shard %d", p.node, req.GetShard())
 	}
 	if len(req.GetLanes()) > lookupMax {
 		return nil, entity.Errorf(entity.Invalid, "%d lanes are asked for, the limit is %d", len(req.GetLanes()), lookupMax)
 	}
-	if err := awaitBarrier(ctx, r.Lease()); err != nil {
+	if err := awaitBarrier(ctx, lease); err != nil {
 		return nil, err
 	}
 	res := &nodev1.LookupLanesResponse{}

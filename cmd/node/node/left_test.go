@@ -35,12 +35,13 @@ func TestFindingsLeaveWithTheShard(t *testing.T) {
 	free := c.names[slices.IndexFunc(c.names, func(name string) bool { return !slices.Contains(holders, name) })]
 
 	n := c.nodes[from]
-	eventually(t, func(ctx context.Context) (any, error) { // that one round is over: it would mend what is found below
+	eventually(t, func(ctx context.Context) (any, error) { // that one round: it would mend what is found below
 		if text := c.metrics(ctx, from); text == "" || strings.Contains(text, "\nwrit_audit_recounts_total 0\n") {
 			return nil, errors.New("not recounted yet")
 		}
 		return nil, nil
 	})
+	n.Recount(t.Context()) // and it is over
 	n.FindReplicasDiffer(shard)
 	c.awaitPrecondition(from, "replicas_equal", false)
 

@@ -168,7 +168,13 @@ func (l *limitWorld) submit(id, what string, n int) (*writv1.SubmitRequest, answ
 // quietly sends a command that must not reach the log.
 func (l *limitWorld) quietly(req *writv1.SubmitRequest) (*writv1.SubmitRequest, answer) {
 	l.t.Helper()
-	return l.writing(0, func(l *limitWorld) (*writv1.SubmitRequest, answer) { return req, send(l.t, l.cl, req) })
+	return l.writing(0, func(l *limitWorld) (*writv1.SubmitRequest, answer) {
+		got := send(l.t, l.cl, req)
+		if got.replayed {
+			l.t.Errorf("stored under its key: %v", got)
+		}
+		return req, got
+	})
 }
 
 // writing does what may write so many entries. The auditor writes a few as well, soon

@@ -31,6 +31,7 @@ type parts struct {
 	runtime  *actors.Runtime
 	agent    *cluster.Agent
 	control  *cluster.Controller
+	current  atomic.Bool // the meta group's state has been up to date since the start
 }
 
 // form brings the node into its cluster and keeps its part of it in order until
@@ -206,9 +207,20 @@ func (p *parts) window(kind string) time.Duration {
 	return windowOf(p.meta.State().GetContract(), def)
 }
 
-// admit refuses commands while the disk is low, and for a shard whose file cannot
-// keep up.
+// admit refuses commands while the disk is low, for a shard whose file cannot keep up,
+// and after a start until the contract is surely not an old one: by that the keys of
+// what is taken now are remembered.
 func (p *parts) admit(shard uint32) error {
+	if !p.current.Load() {
+		ok, reason := false, "it is starting"
+		if p.meta != nil {
+			ok, reason = p.meta.Ready()
+		}
+		if !ok {
+			return entity.Errorf(entity.NotExecuted, "node %s may have an old contract: the meta group: %s", p.node, reason)
+		}
+		p.current.Store(true)
+	}
 	if err := p.disk.admit(); err != nil {
 		return err
 	}

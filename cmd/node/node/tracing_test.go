@@ -141,6 +141,7 @@ type trial struct {
 	t     *testing.T
 	col   *collector
 	trace string
+	calm  func(context.Context) bool // no leader has changed since its beginning
 	wrong []string
 	void  bool
 }
@@ -149,13 +150,16 @@ type trial struct {
 // refused because there is none: what is sent again leaves spans of its own.
 func (c *testCluster) undisturbed(col *collector, scenario func(*trial)) {
 	c.t.Helper()
-	terms := func() map[uint32]uint64 { return eventually(c.t, c.written).terms }
 	for round := range 10 {
-		before := terms()
+		before := eventually(c.t, c.written).terms
 		r := &trial{t: c.t, col: col, trace: fmt.Sprintf("%032x", round+1)}
+		r.calm = func(ctx context.Context) bool {
+			now, err := c.written(ctx)
+			return err != nil || maps.Equal(before, now.terms)
+		}
 		scenario(r)
-		if r.void || len(r.wrong) > 0 && !maps.Equal(before, terms()) {
-			c.t.Logf("leaders have changed, so once more: %v", r.wrong)
+		if r.void || len(r.wrong) > 0 && !r.calm(c.t.Context()) {
+			c.t.Logf("disturbed, so once more: %v", r.wrong)
 			continue
 		}
 		for _, text := range r.wrong {
@@ -163,7 +167,7 @@ func (c *testCluster) undisturbed(col *collector, scenario func(*trial)) {
 		}
 		return
 	}
-	c.t.Error("leaders change all the time")
+	c.t.Error("disturbed each time")
 }
 
 func (r *trial) errorf(format string, args ...any) {
@@ -188,11 +192,22 @@ func (r *trial) submit(cl writv1.EntityServiceClient, req *writv1.SubmitRequest,
 	return got, false
 }
 
-// await waits for exactly one such span.
+// await waits for exactly one such span. There may never be one if a leader changes
+// meanwhile: then it returns an empty one.
 func (r *trial) await(name string, attrs map[string]string) span {
 	r.t.Helper()
-	found := r.col.await(r.t, r.trace, name, attrs)
-	if len(found) > 1 {
+	found := eventually(r.t, func(ctx context.Context) ([]span, error) {
+		found := r.col.find(r.trace, name, attrs)
+		if r.void = r.void || len(found) == 0 && !r.calm(ctx); len(found) == 0 && !r.void {
+			return nil, fmt.Errorf("no span %s %v in trace %s:\n%v", name, attrs, r.trace, r.col.all(r.trace))
+		}
+		return found, nil
+	})
+	switch len(found) {
+	case 0:
+		return span{}
+	case 1:
+	default:
 		r.errorf("%d spans %s %v, want 1 of:\n%v", len(found), name, attrs, r.col.all(r.trace))
 	}
 	return found[0]

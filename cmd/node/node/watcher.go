@@ -140,8 +140,9 @@ func (n *Node) observe() observation {
 		o.meta = "the cluster is not formed yet"
 		return o
 	}
+	ok, reason := p.meta.Ready() // first: it says nothing of a state read before
 	state := p.meta.State()
-	if ok, reason := p.meta.Ready(); !ok {
+	if !ok {
 		o.meta = reason
 	} else if p.meta.Leader() == "" {
 		o.meta = "the meta group has no leader"
