@@ -19,9 +19,11 @@ func (p *pass) lead(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (boo
 		return false, nil
 	}
 	voters, learners := group.Members()
-	unknown := func(s Server) bool { return p.older(s.Generation) }
-	if len(voters) == 0 || fit && (slices.ContainsFunc(voters, unknown) || slices.ContainsFunc(learners, unknown)) {
-		return false, nil // whom an old state does not know must not be taken out
+	// Whom an old state does not know must not be taken out. A node that does not get a
+	// newer one hands over.
+	old := slices.ContainsFunc(slices.Concat(voters, learners), func(s Server) bool { return p.older(s.Generation) })
+	if len(voters) == 0 || old && fit && p.ready {
+		return false, nil
 	}
 	v := groupView{
 		self:   Server{Node: p.r.config.Node, Incarnation: p.r.config.Incarnation, Generation: here.GetReplicaGeneration()},
@@ -30,7 +32,7 @@ func (p *pass) lead(place *nodev1.ShardPlacement, here *nodev1.ShardStatus) (boo
 		steady: p.r.steady,
 	}
 	step := v.handOver() // raft cannot be kept from electing a node on a low disk
-	if fit {
+	if fit && !old {
 		step = nextGroupStep(v)
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, changeTimeout)

@@ -172,8 +172,12 @@ func (v memberView) gone(s Server) bool {
 	case e.GetIncarnation() != s.Incarnation:
 		return true
 	case e.GetState() == nodev1.NodeEntry_REMOVED:
-		// As long as it is there it needs to hear which replicas to drop.
-		return !v.here(s) && !v.answers(s.Node) || !v.holds(s.Node)
+		// As long as it is there it needs to hear which replicas to drop. Only its own
+		// answer says that it has none.
+		if v.answers(s.Node) {
+			return !v.holds(s.Node)
+		}
+		return !v.here(s)
 	}
 	return false
 }

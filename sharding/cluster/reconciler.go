@@ -226,7 +226,7 @@ func (p *pass) open(place *nodev1.ShardPlacement, mine *nodev1.ReplicaPlacement)
 	err := p.r.config.Replicas.Open(c)
 	if errors.Is(err, ErrOutOfDate) {
 		if p.ready {
-			return false, fmt.Errorf("replica %d of this node was dropped before and cannot be opened: move the shard from it (node cluster move)", generation)
+			return false, fmt.Errorf("replica %d of this node was dropped before and cannot be opened: move the shard from it (node cluster move), or clear its data folder", generation)
 		}
 		return false, nil // after a restart the placement is read again, step by step
 	}

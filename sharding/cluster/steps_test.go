@@ -91,8 +91,8 @@ func TestNextMemberStep(t *testing.T) {
 	for name, x := range map[string]struct {
 		voters, learners string // names
 		nodes            map[string]*nodev1.NodeEntry
-		away, dead, deaf string // gone by gossip's word, and by no answer; by the former only: lost
-		lost             string
+		away, dead, deaf string // away: from gossip, and without an answer
+		lost, silent     string // only the one, only the other
 		holds            string
 		extra            []Server // voters of other incarnations
 		want             memberStep
@@ -117,6 +117,7 @@ func TestNextMemberStep(t *testing.T) {
 		"removed, once it is rid of its own": {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), want: memberStep{memberRemove, m("c")}},
 		"removed, but still holds":           {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), holds: "c"},
 		"removed and away":                   {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), holds: "c", away: "c", want: memberStep{memberRemove, m("c")}},
+		"removed, and silent for a moment":   {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), silent: "c"},
 		"removed, and lost to gossip only":   {voters: "abc", nodes: nodes(entry("a", active), entry("b", active), entry("c", removed)), holds: "c", lost: "c"},
 		"the leader itself":                  {voters: "abc", nodes: nodes(entry("a", removed), entry("b", active), entry("c", active)), want: memberStep{memberRemove, m("a")}},
 		"the leader last":                    {voters: "abc", nodes: nodes(entry("a", removed), entry("b", active), entry("c", removed)), want: memberStep{memberRemove, m("c")}},
@@ -131,7 +132,7 @@ func TestNextMemberStep(t *testing.T) {
 			}
 		}
 		v.here = func(s Server) bool { return !strings.Contains(x.away+x.lost, s.Node) && s.Incarnation == "i"+s.Node }
-		v.answers = func(node string) bool { return !strings.Contains(x.away, node) }
+		v.answers = func(node string) bool { return !strings.Contains(x.away+x.silent, node) }
 		v.dead = func(s Server) bool { return strings.Contains(x.dead, s.Node) }
 		v.follows = func(s Server) bool { return v.here(s) && !strings.Contains(x.deaf, s.Node) }
 		v.holds = func(node string) bool { return strings.Contains(x.holds, node) }
@@ -402,8 +403,18 @@ func TestNobodyIsTakenOutByAnOldState(t *testing.T) {
 		}},
 		ready:  true,
 		status: []*nodev1.ShardStatus{{Local: true, State: stateServing, ReplicaGeneration: 1, Leader: "me"}},
-		group:  &fakeMembership{voters: []Server{me, newer}},
 	}
+	for _, learns := range []bool{false, true} {
+		host.group = &fakeMembership{voters: []Server{me, newer}}
+		if learns {
+			host.group = &fakeMembership{voters: []Server{me}, learners: []Server{newer}}
+		}
+		takeOut(t, host)
+	}
+}
+
+func takeOut(t *testing.T, host *fakeHost) {
+	t.Helper()
 	r := NewReconciler(ReconcilerConfig{Node: "me", Incarnation: "i", Placements: host, Replicas: host, Reporter: reporter{}})
 	for given, removed := range []int{4: 0, 5: 1} { // numbers of replicas given out
 		host.state.ReplicaGeneration = uint64(given)
@@ -418,10 +429,10 @@ func TestNobodyIsTakenOutByAnOldState(t *testing.T) {
 
 type fakeMembership struct {
 	Group
-	voters, removed []Server
+	voters, learners, removed []Server
 }
 
-func (g *fakeMembership) Members() (voters, learners []Server) { return g.voters, nil }
+func (g *fakeMembership) Members() (voters, learners []Server) { return g.voters, g.learners }
 
 func (g *fakeMembership) Remove(_ context.Context, s Server) error {
 	g.removed = append(g.removed, s)
@@ -430,12 +441,28 @@ func (g *fakeMembership) Remove(_ context.Context, s Server) error {
 
 type fakeHost struct {
 	Replicas
-	group  *fakeMembership
-	state  *nodev1.MetaState
-	status []*nodev1.ShardStatus
-	ready  bool
-	opened []ReplicaConfig
-	drops  int
+	group   *fakeMembership
+	state   *nodev1.MetaState
+	status  []*nodev1.ShardStatus
+	ready   bool
+	opened  []ReplicaConfig
+	refuses error // to open
+	drops   int
+}
+
+// TestReplicaThatWasDroppedIsNamed: an old state may have it, the newest must not.
+func TestReplicaThatWasDroppedIsNamed(t *testing.T) {
+	replicas := []*nodev1.ReplicaPlacement{{Node: "me", Incarnation: "i", Generation: 3}}
+	for _, ready := range []bool{false, true} {
+		host := &fakeHost{
+			state: &nodev1.MetaState{ClusterId: "c", ReplicaGeneration: 3, Shards: []*nodev1.ShardPlacement{{Formed: true, Replicas: replicas}}},
+			ready: ready, refuses: ErrOutOfDate,
+		}
+		r := NewReconciler(ReconcilerConfig{Node: "me", Incarnation: "i", Placements: host, Replicas: host, Reporter: reporter{}})
+		if _, err := r.Step(t.Context()); (err != nil) != ready || ready && !strings.Contains(err.Error(), "replica 3 of this node was dropped") {
+			t.Errorf("up to date %v: %v", ready, err)
+		}
+	}
 }
 
 func (h *fakeHost) State() *nodev1.MetaState        { return h.state }
@@ -444,7 +471,7 @@ func (h *fakeHost) Statuses() []*nodev1.ShardStatus { return h.status }
 func (h *fakeHost) Drop(uint32) error               { h.drops++; return nil }
 func (h *fakeHost) Group(uint32) Group              { return h.group }
 func (h *fakeHost) Kept(uint32, uint64) uint64      { return 0 }
-func (h *fakeHost) Open(c ReplicaConfig) error      { h.opened = append(h.opened, c); return nil }
+func (h *fakeHost) Open(c ReplicaConfig) error      { h.opened = append(h.opened, c); return h.refuses }
 
 func TestAgentRunsAllParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

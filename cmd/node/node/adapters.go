@@ -250,11 +250,11 @@ func (r *replicas) Drop(shard uint32) error {
 	delete(r.leases, shard)
 	r.mu.Unlock()
 	r.parts.runtime.Drop(shard)
-	if err := r.parts.host.Drop(shard); err != nil {
-		return err
+	err := r.parts.host.Drop(shard)
+	if r.parts.host.Replica(shard) == nil { // also if its file could not be deleted
+		r.dropped(shard) // after the last word of the replica
 	}
-	r.dropped(shard) // after the last word of the replica
-	return nil
+	return err
 }
 
 // Statuses implements cluster.Replicas.

@@ -315,7 +315,7 @@ func (p *parts) store(shard uint32) (*persistence.Store, error) {
 }
 
 func (p *parts) errGone(shard uint32) error {
-	return entity.Errorf(entity.NotExecuted, "the replica of shard %d has left node %s", shard, p.node)
+	return entity.Errorf(entity.NotExecuted, "shard %d is not open on node %s any more", shard, p.node)
 }
 
 // limitOf is how many items a listing returns: as many as were asked for, or the

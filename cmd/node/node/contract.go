@@ -139,6 +139,9 @@ func (n *Node) checkNewCluster() error {
 // come from a change of the contract, and ending all nodes at once would be worse.
 func (n *Node) checkStart(p *parts) {
 	ready, _ := p.meta.Ready() // first: it says nothing of a state read before
+	if ready {
+		p.current.Store(true)
+	}
 	contract := p.meta.State().GetContract()
 	if !ready || contract == nil || n.agreed.Load() {
 		return

@@ -31,6 +31,9 @@ func (n *Node) Propose(ctx context.Context, shard uint32, rec *recordv1.Record) 
 // Recount does one round of the background auditor now.
 func (n *Node) Recount(ctx context.Context) { n.auditor.round(ctx) }
 
+// Current reports whether the node has had the newest state of the meta group.
+func (n *Node) Current() bool { return n.parts() != nil && n.parts().current.Load() }
+
 // FindReplicasDiffer has the auditor find that a shard's replicas differ.
 func (n *Node) FindReplicasDiffer(shard uint32) {
 	term := uint64(0)

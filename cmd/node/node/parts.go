@@ -207,11 +207,11 @@ func (p *parts) window(kind string) time.Duration {
 	return windowOf(p.meta.State().GetContract(), def)
 }
 
-// admit refuses commands while the disk is low, for a shard whose file cannot keep up,
-// and after a start until the contract is surely not an old one: by that the keys of
-// what is taken now are remembered.
+// admit refuses calls while the disk is low, for a shard whose file cannot keep up, and
+// after a start until the contract is surely not an old one: by that the keys of what
+// is taken now are remembered.
 func (p *parts) admit(shard uint32) error {
-	if !p.current.Load() {
+	if !p.current.Load() { // this look only makes it sooner
 		ok, reason := false, "it is starting"
 		if p.meta != nil {
 			ok, reason = p.meta.Ready()
